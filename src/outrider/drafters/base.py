@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -11,7 +11,7 @@ from outrider.core.tree import Tree
 from outrider.models.config import DecoderConfig
 from outrider.runtime.runner import Runner, Scores
 
-__all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request"]
+__all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "Stateless"]
 
 
 class DrafterError(ValueError):
@@ -37,15 +37,21 @@ class Request:
 
 @dataclass(slots=True)
 class Observation:
-    """What a step said about one sequence that this drafter drafted for."""
+    """What a step said about one sequence that this drafter drafts for.
 
-    request: Request  # its shaping.tokens now end with the committed tokens
-    tree: Tree
-    path: tuple[int, ...]  # accepted nodes
-    token: int  # the closing token: corrected or bonus
+    A prefill chunk that does not reach the last token has no tree and no verdict: only hidden states.
+    `hidden = scores.hidden(feed)` holds first the `pending` committed rows (the root is the last of them), then the
+    tree's nodes 1, 2 ...
+    """
+
+    request: Request  # its shaping.tokens already end with the committed tokens
     scores: Scores  # the target's, still valid
     feed: int  # index in scores
-    pending: int  # rows before the tree's first guess in scores.hidden(feed)
+    start: int  # absolute position of the first pending row
+    pending: int  # committed rows of this feed
+    tree: Tree | None
+    path: tuple[int, ...] = ()  # accepted nodes
+    token: int = -1  # the closing token: corrected, bonus or plain
 
 
 @dataclass(slots=True)
@@ -55,13 +61,21 @@ class Context:
     config: DecoderConfig
     tokenizer: Any  # outrider.models.tokenizer.Tokenizer
     target: Runner
-    load: Callable[..., Any]  # load(name_or_path, **settings) -> outrider.runtime.load.Loaded, for second models
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's: dtype, threads, cache sizes
+    load: Callable[[str], Any]  # a second model by name or path -> outrider.runtime.load.Loaded, with the engine's settings
+    draft_model: str | None = None  # what the caller named
+    batch_size: int = 1
 
 
 class Drafter(Protocol):
-    """Guesses continuations. Knows nothing of devices, graphs or the server."""
+    """Guesses continuations. Knows nothing of devices, graphs or the server.
 
+    Made by `Class(options, context)`; raises DrafterError if it cannot serve this target.
+    """
+
+    name: ClassVar[str]  # the file's name
+    summary: ClassVar[str]  # one line for the table: the idea
+    needs: ClassVar[str]  # what must be there
+    helps: ClassVar[str]  # when it pays
     Options: ClassVar[type[Options]]
     wants: tuple[int, ...]  # target layers whose hidden states it needs, in `Scores.hidden`'s order
 
@@ -80,3 +94,16 @@ class Drafter(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
         ...
+
+
+class Stateless:
+    """A drafter that keeps nothing and watches nothing: the empty halves of the interface."""
+
+    wants: tuple[int, ...] = ()
+
+    def observe(self, step: Sequence[Observation]) -> None: ...
+
+    def forget(self, sequence: int) -> None: ...
+
+    def memory(self) -> dict[str, int]:
+        return {}
