@@ -104,6 +104,23 @@ class Tree:
         n = guesses + 1
         return Tree(self.tokens[:n], self.parents[:n], self.laws)
 
+    def shallow(self, depth: int) -> Tree:
+        """Without the nodes deeper than `depth`."""
+        depths = self.depths()
+        if max(depths) <= depth:
+            return self
+        keep = [node for node, d in enumerate(depths) if d <= depth]
+        return self.select(keep)
+
+    def select(self, nodes: Sequence[int]) -> Tree:
+        """The tree of these nodes only: ascending, the root first, no node without its parent."""
+        place = {node: index for index, node in enumerate(nodes)}
+        return Tree(
+            tuple(self.tokens[n] for n in nodes),
+            (-1, *(place[self.parents[n]] for n in nodes[1:])),
+            {place[parent]: law for parent, law in self.laws.items() if parent in place},
+        )
+
     def check(self, vocabulary: int) -> Tree:
         """Return self, or raise TreeError that names the first thing wrong with it."""
         if len(self.tokens) != len(self.parents) or not self.tokens:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.models.config import DecoderConfig
@@ -40,8 +43,6 @@ class Observation:
     """What a step said about one sequence that this drafter drafts for.
 
     A prefill chunk that does not reach the last token has no tree and no verdict: only hidden states.
-    `hidden = scores.hidden(feed)` holds first the `pending` committed rows (the root is the last of them), then the
-    tree's nodes 1, 2 ...
     """
 
     request: Request  # its shaping.tokens already end with the committed tokens
@@ -52,6 +53,11 @@ class Observation:
     tree: Tree | None
     path: tuple[int, ...] = ()  # accepted nodes
     token: int = -1  # the closing token: corrected, bonus or plain
+    columns: tuple[int, ...] = ()  # where the drafter's wanted layers lie among all that this forward kept
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Hidden states of the layers in `wants`: the `pending` committed rows, then the tree's nodes 1, 2 ... [n, W, D]"""
+        return self.scores.hidden(self.feed)[:, self.columns]
 
 
 @dataclass(slots=True)
@@ -77,7 +83,7 @@ class Drafter(Protocol):
     needs: ClassVar[str]  # what must be there
     helps: ClassVar[str]  # when it pays
     Options: ClassVar[type[Options]]
-    wants: tuple[int, ...]  # target layers whose hidden states it needs, in `Scores.hidden`'s order
+    wants: tuple[int, ...]  # target layers whose hidden states it needs, in the order in which `Observation.hidden` has them
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         """One tree per request, its root the last token, at most `budget` guesses. `Tree.root` gives up this step."""

@@ -1,0 +1,538 @@
+"""The engine: prompts in, the target's own text out, several tokens per forward.
+
+One step, whatever the drafter, the batch and the temperature:
+
+    turns   = scheduler.pick()             who runs, with how many rows
+    trees   = drafter.propose(requests)    guesses; the root alone is plain decoding
+    scores  = runner.forward(feeds)        logits at every node, one pass
+    verdict = verify(tree, draws)          the accepted path and the closing token
+    rows.commit(pending, path)             the only place where a cache grows
+    sequence.extend(draws)                 the only place where a text is cut
+    drafter.observe(observations)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from outrider.core import verify
+from outrider.core.cache import CacheFull, Rows
+from outrider.core.params import ParameterError, SamplingParams
+from outrider.core.sequence import Sequence
+from outrider.core.shaping import Draw, Shaping
+from outrider.core.tree import Tree
+from outrider.core.verify import Verdict
+from outrider.drafters import registry
+from outrider.drafters.base import Context, Drafter, Observation, Request
+from outrider.engine.detokenizer import Detokenizer
+from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
+from outrider.engine.scheduler import Scheduler, Turn
+from outrider.engine.speculation import Speculation, Verify
+from outrider.runtime.runner import Feed, Runner, Scores
+
+if TYPE_CHECKING:
+    from outrider.models.load import ModelFiles
+    from outrider.models.tokenizer import Tokenizer
+
+__all__ = ["Engine", "Stream"]
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+Prompt = str | Seq[int] | Seq[Message]
+
+
+class Loaded(Protocol):
+    """A model ready to run: what `outrider.runtime.load.load` returns."""
+
+    runner: Runner
+    tokenizer: Tokenizer
+    files: ModelFiles
+
+
+@dataclass(slots=True)
+class _Active:
+    """What the engine knows of a request beyond its sequence."""
+
+    sequence: Sequence
+    text: Detokenizer
+    request: Request
+    drafter: Drafter
+    max_guesses: int
+    admitted: float
+    origins: list[Origin] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    accepted: int = 0  # drafted tokens kept in the text
+    first: float | None = None  # when the first token came
+    last: float = 0.0
+    timings: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "forward": 0.0, "verify": 0.0})
+
+
+class Engine:
+    """One target model, any drafters, many sequences.
+
+    `model` and `draft_model` are names or paths. `drafter` is the method that requests get unless they name another;
+    `drafter_options` are its options. Raises ValueError subclasses (ModelError, DrafterError, ParameterError) that name
+    the culprit before anything runs. Not thread-safe: one thread steps it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        drafter: str = "none",
+        draft_model: str | Path | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        verify: Verify = "match",
+        max_draft_tokens: int | None = None,
+        batch_size: int = 8,
+        prefill_chunk: int = 512,
+        **loading: Any,
+    ) -> None:
+        from outrider.runtime.load import load
+
+        registry.options(drafter, drafter_options or {})  # refuse before anything is loaded
+        self._loading = loading
+        self._setup(
+            load(model, **loading),
+            drafter=drafter,
+            draft_model=None if draft_model is None else str(draft_model),
+            drafter_options=drafter_options or {},
+            speculation=Speculation(verify=verify, max_draft_tokens=max_draft_tokens),
+            batch_size=batch_size,
+            prefill_chunk=prefill_chunk,
+        )
+
+    @classmethod
+    def from_loaded(
+        cls,
+        loaded: Loaded,
+        *,
+        drafter: str = "none",
+        draft: Loaded | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        verify: Verify = "match",
+        max_draft_tokens: int | None = None,
+        batch_size: int = 8,
+        prefill_chunk: int = 512,
+    ) -> Engine:
+        """An engine over models that are in memory already; `draft` serves as the draft model."""
+        engine = cls.__new__(cls)
+        engine._loading = {}
+        engine._draft = draft
+        engine._setup(
+            loaded,
+            drafter=drafter,
+            draft_model=None if draft is None else "given",
+            drafter_options=drafter_options or {},
+            speculation=Speculation(verify=verify, max_draft_tokens=max_draft_tokens),
+            batch_size=batch_size,
+            prefill_chunk=prefill_chunk,
+        )
+        return engine
+
+    _draft: Loaded | None = None
+
+    def _setup(
+        self,
+        loaded: Loaded,
+        *,
+        drafter: str,
+        draft_model: str | None,
+        drafter_options: Mapping[str, Any],
+        speculation: Speculation,
+        batch_size: int,
+        prefill_chunk: int,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(name, f"{value!r} is not a whole number of at least 1")
+        self._loaded = loaded
+        self.runner, self.tokenizer, self.files = loaded.runner, loaded.tokenizer, loaded.files
+        self.config = loaded.runner.config
+        self._default_drafter, self._default = drafter, speculation
+        self._draft_model = draft_model
+        self._options = {drafter: dict(drafter_options)}
+        self._drafters: dict[str, Drafter] = {}
+        self._guesses: dict[str, int] = {}  # by drafter: its own max_draft_tokens
+        self._scheduler = Scheduler(batch_size, prefill_chunk)
+        self._active: dict[int, _Active] = {}
+        self._results: dict[int, Result] = {}
+        self._next = 0
+        self._drafter("none")
+        self._drafter(drafter)
+
+    # -- the door ----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        speculation: Speculation | Seq[Speculation] | None = None,
+    ) -> list[Result]:
+        """Write a text for each prompt and return the results in their order.
+
+        A prompt is a text, a list of token ids, or a list of chat messages (`{"role", "content"}`).
+        """
+        many = _as_list(prompts)
+        each_params = _per_prompt("params", params, SamplingParams(), len(many))
+        each_speculation = _per_prompt("speculation", speculation, Speculation(), len(many))
+        ids: list[int] = []
+        try:
+            for prompt, p, s in zip(many, each_params, each_speculation, strict=True):
+                ids.append(self.add(prompt, p, s))
+            while any(i in self._active for i in ids):
+                self.step()
+        except BaseException:
+            for i in ids:
+                self.cancel(i)
+                self._results.pop(i, None)
+            raise
+        return [self.result(i) for i in ids]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Speculation | None = None
+    ) -> Stream:
+        """Iterate over what each step adds to one text. Closing the iterator cancels; `.result` after its end."""
+        return Stream(self, self.add(prompt, params, speculation))
+
+    def add(
+        self, prompt: Prompt, params: SamplingParams | None = None, speculation: Speculation | None = None
+    ) -> int:
+        """Admit a request and return its id. Raises ParameterError or DrafterError and admits nothing."""
+        params = params or SamplingParams()
+        speculation = speculation or Speculation()
+        params.check_vocabulary(self.config.vocabulary)
+        tokens = self.encode(prompt)
+        limit = min(self.config.context, self.runner.pages.count * self.runner.pages.page_size)
+        if len(tokens) >= limit:
+            what = "context" if limit == self.config.context else "cache"
+            raise ParameterError("prompt", f"{len(tokens):,} tokens leave no room in the {what} of {limit:,}")
+        name = (speculation.drafter or self._default_drafter) if speculation.enabled else "none"
+        drafter = self._drafter(name)
+        rule = speculation.verify or self._default.verify or "match"
+        guesses = speculation.max_draft_tokens
+        if guesses is None:
+            guesses = self._default.max_draft_tokens
+        if guesses is None:
+            guesses = self._guesses[name]
+        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % 2**64
+        ends = (*(() if params.ignore_eos else self.tokenizer.eos), *params.stop_token_ids)
+        shaping = Shaping(params, seed, tokens, len(tokens), ends)
+        text = Detokenizer(
+            self.tokenizer.token_bytes, self.tokenizer.is_special, params.stop, params.include_stop_str_in_output
+        )
+        sequence = Sequence(self._next, shaping, Rows(self.runner.pages), text, limit)
+        self._next += 1
+        self._active[sequence.id] = _Active(
+            sequence=sequence,
+            text=text,
+            request=Request(sequence.id, shaping, 0, rule == "rejection"),
+            drafter=drafter,
+            max_guesses=guesses,
+            admitted=time.perf_counter(),
+        )
+        self._scheduler.add(sequence)
+        return sequence.id
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids; ParameterError where it has none or names a token outside the vocabulary."""
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt, special=True)
+        elif len(prompt) and isinstance(prompt[0], Mapping):
+            tokens = self.tokenizer.chat(cast("Seq[Message]", prompt))
+        else:
+            tokens = list(cast("Seq[int]", prompt))
+            for token in tokens:
+                if isinstance(token, bool) or not isinstance(token, int):
+                    raise ParameterError("prompt", f"{token!r} is not a token id")
+                if not 0 <= token < self.config.vocabulary:
+                    raise ParameterError("prompt", f"token {token} is outside the vocabulary of {self.config.vocabulary:,}")
+        if not tokens:
+            raise ParameterError("prompt", "it is empty")
+        return tokens
+
+    def cancel(self, id: int) -> None:
+        """Stop a request now; its pages are free at once. Nothing happens if it is not running."""
+        active = self._active.get(id)
+        if active is not None:
+            active.text.end(None)
+            active.sequence.finish_reason = "cancelled"
+            self._finish(active)
+
+    def result(self, id: int) -> Result:
+        """The result of a finished request, handed out once."""
+        if id not in self._results:
+            raise KeyError(f"request {id} has no result: it is still running, unknown or was handed out")
+        return self._results.pop(id)
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler.busy
+
+    @property
+    def drafters(self) -> list[str]:
+        """Methods that are loaded."""
+        return list(self._drafters)
+
+    @property
+    def preemptions(self) -> int:
+        return self._scheduler.preemptions
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held, by purpose, those of the drafters included."""
+        out = {f"target {purpose}": size for purpose, size in self.runner.memory().items()}
+        for name, drafter in self._drafters.items():
+            for purpose, size in drafter.memory().items():
+                out[f"{name}: {purpose}"] = size
+        return out
+
+    def _drafter(self, name: str) -> Drafter:
+        drafter = self._drafters.get(name)
+        if drafter is None:
+            cls = registry.find(name)
+            options = registry.options(name, self._options.get(name, {}))
+            context = Context(
+                config=self.config,
+                tokenizer=self.tokenizer,
+                target=self.runner,
+                load=self._load_draft,
+                draft_model=self._draft_model,
+                batch_size=self._scheduler.batch_size,
+            )
+            drafter = self._drafters[name] = cls(options, context)
+            self._guesses[name] = options.max_draft_tokens
+        return drafter
+
+    def _load_draft(self, name: str) -> Loaded:
+        if self._draft is not None:
+            return self._draft
+        from outrider.runtime.load import load
+
+        return load(name, **self._loading)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """Run one forward over all sequences that can run, and return what it added to each."""
+        turns, preempted = self._scheduler.pick()
+        for sequence in preempted:
+            self._active[sequence.id].drafter.forget(sequence.id)
+        if not turns:
+            return []
+        actives = [self._active[turn.sequence.id] for turn in turns]
+        started = time.perf_counter()
+        trees = self._propose(turns, actives)
+        drafted = time.perf_counter()
+        feeds = [
+            Feed(turn.sequence.rows, turn.sequence.tokens[turn.sequence.rows.length :][: turn.rows], tree)
+            for turn, tree in zip(turns, trees, strict=True)
+        ]
+        starts = [feed.rows.length for feed in feeds]
+        wants = self._wants(actives)
+        scores = self.runner.forward(feeds, wants)
+        forwarded = time.perf_counter()
+        verdicts: list[Verdict | None] = []
+        deltas: list[Delta] = []
+        for index, (active, feed) in enumerate(zip(actives, feeds, strict=True)):
+            verdict = None if feed.tree is None else self._verify(active, feed.tree, scores, index)
+            feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
+            verdicts.append(verdict)
+        ended = time.perf_counter()
+        phases = {"draft": drafted - started, "forward": forwarded - drafted, "verify": ended - forwarded}
+        for active, feed, verdict in zip(actives, feeds, verdicts, strict=True):
+            for phase, seconds in phases.items():
+                active.timings[phase] += seconds / len(actives)
+            if verdict is not None and feed.tree is not None:
+                deltas.append(self._extend(active, feed.tree, verdict, ended))
+        self._observe(actives, feeds, starts, verdicts, scores, wants)
+        for active in actives:
+            if active.sequence.finish_reason is not None:
+                self._finish(active)
+        return deltas
+
+    def _propose(self, turns: Seq[Turn], actives: Seq[_Active]) -> list[Tree | None]:
+        """A tree per turn, its rows reserved; None where the feed does not reach the last token."""
+        trees: list[Tree | None] = [Tree.root(t.sequence.tokens[-1]) if t.scored else None for t in turns]
+        groups: dict[int, list[int]] = {}
+        for index, (turn, active) in enumerate(zip(turns, actives, strict=True)):
+            # the first token comes before the first guess: no draft may make it wait
+            if turn.scored and turn.rows == 1:
+                active.request.budget = active.max_guesses
+                if active.max_guesses and turn.sequence.room() > 1:
+                    groups.setdefault(id(active.drafter), []).append(index)
+        for indexes in groups.values():
+            drafter = actives[indexes[0]].drafter
+            proposals = drafter.propose([actives[i].request for i in indexes])
+            for i, tree in zip(indexes, proposals, strict=True):
+                trees[i] = self._admit(turns[i], actives[i], tree)
+        return trees
+
+    def _admit(self, turn: Turn, active: _Active, tree: Tree) -> Tree:
+        """The part of a proposal that can count: within the room of the text, the budget and the free pages."""
+        sequence = turn.sequence
+        if len(tree) == 1:
+            return Tree.root(sequence.tokens[-1])
+        tree = tree.check(self.config.vocabulary).cut(active.request.budget).shallow(sequence.room() - 1)
+        if tree.tokens[0] != sequence.tokens[-1]:
+            raise ValueError(f"{active.drafter.name}: the root is token {tree.tokens[0]}, not the text's last token")
+        try:
+            sequence.rows.reserve(turn.rows + tree.guesses)
+        except CacheFull:
+            return Tree.root(sequence.tokens[-1])
+        return tree
+
+    def _wants(self, actives: Seq[_Active]) -> tuple[int, ...]:
+        return tuple(sorted({layer for active in actives for layer in active.drafter.wants}))
+
+    def _verify(self, active: _Active, tree: Tree, scores: Scores, feed: int) -> Verdict:
+        shaping = active.sequence.shaping
+
+        def path(node: int) -> tuple[int, ...]:
+            return tuple(tree.tokens[n] for n in tree.path(node))
+
+        if active.request.rejection:
+            return verify.reject_with_noise(tree, scores, feed, shaping)
+
+        def draw(node: int) -> Draw:
+            return scores.draw(feed, node, shaping, path(node) if node else ())
+
+        return verify.match(tree, draw)
+
+    def _extend(self, active: _Active, tree: Tree, verdict: Verdict, now: float) -> Delta:
+        sequence = active.sequence
+        before = sequence.output_length
+        cut = sequence.extend(verdict.draws)
+        closing: Origin = "plain"
+        if tree.guesses:
+            last = verdict.path[-1] if verdict.path else 0
+            closing = "corrected" if last in tree.parents else "bonus"
+        origins: tuple[Origin, ...] = (*("drafted" for _ in verdict.path), closing)
+        origins = origins[: cut.kept]
+        active.origins += origins
+        active.accepted += min(len(verdict.path), cut.kept)
+        active.steps.append(Step(tree.guesses, max(tree.depths()) if tree.guesses else 0, len(verdict.path)))
+        if active.first is None:
+            active.first = now
+        active.last = now
+        return Delta(
+            id=sequence.id,
+            tokens=tuple(sequence.tokens[sequence.shaping.prompt_length + before :]),
+            origins=origins,
+            text=active.text.take(),
+            logprobs=_logprobs(sequence.draws[before:]),
+            finish_reason=cast("FinishReason | None", sequence.finish_reason),
+        )
+
+    def _observe(
+        self,
+        actives: Seq[_Active],
+        feeds: Seq[Feed],
+        starts: Seq[int],
+        verdicts: Seq[Verdict | None],
+        scores: Scores,
+        wants: tuple[int, ...],
+    ) -> None:
+        groups: dict[int, list[Observation]] = {}
+        drafters: dict[int, Drafter] = {}
+        for index, (active, feed, verdict) in enumerate(zip(actives, feeds, verdicts, strict=True)):
+            drafter = active.drafter
+            drafters[id(drafter)] = drafter
+            groups.setdefault(id(drafter), []).append(
+                Observation(
+                    request=active.request,
+                    scores=scores,
+                    feed=index,
+                    start=starts[index],
+                    pending=len(feed.pending),
+                    tree=feed.tree,
+                    path=verdict.path if verdict else (),
+                    token=verdict.token if verdict else -1,
+                    columns=tuple(wants.index(layer) for layer in drafter.wants),
+                )
+            )
+        for key, observations in groups.items():
+            drafters[key].observe(observations)
+
+    def _finish(self, active: _Active) -> None:
+        sequence = active.sequence
+        self._scheduler.drop(sequence)
+        active.drafter.forget(sequence.id)
+        del self._active[sequence.id]
+        now = time.perf_counter()
+        drafted = sum(step.drafted for step in active.steps)
+        start = sequence.shaping.prompt_length
+        self._results[sequence.id] = Result(
+            id=sequence.id,
+            prompt_tokens=list(sequence.tokens[:start]),
+            tokens=list(sequence.tokens[start:]),
+            origins=active.origins,
+            text=active.text.text,
+            finish_reason=cast("FinishReason", sequence.finish_reason),
+            stop_reason=sequence.stop_reason,
+            logprobs=None if sequence.shaping.params.logprobs is None else list(_logprobs(sequence.draws)),
+            usage=Usage(start, sequence.output_length, active.accepted, drafted - active.accepted),
+            steps=active.steps,
+            seed=sequence.shaping.seed,
+            ttft=(active.first or now) - active.admitted,
+            seconds=(active.last or now) - active.admitted,
+            timings=active.timings,
+        )
+
+
+class Stream(Iterator[Delta]):
+    """The deltas of one request. `close` (or leaving a `with`) cancels it; `result` stands after the end."""
+
+    def __init__(self, engine: Engine, id: int) -> None:
+        self._engine, self.id = engine, id
+        self.result: Result | None = None
+        self._ready: list[Delta] = []
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Delta:
+        while not self._ready:
+            if self.result is not None:
+                raise StopIteration
+            self._ready = [delta for delta in self._engine.step() if delta.id == self.id]
+            if self._ready and self._ready[-1].finish_reason is not None:
+                self.result = self._engine.result(self.id)
+        return self._ready.pop(0)
+
+    def close(self) -> None:
+        if self.result is None:
+            self._engine.cancel(self.id)
+            self.result = self._engine.result(self.id)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _logprobs(draws: Seq[Draw]) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(d.token, d.logprob, d.top) for d in draws if d.logprob is not None)
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """One prompt or many? A text, token ids and chat messages are one; a list of those is many."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | Mapping)):
+        return [cast("Prompt", prompts)]
+    return list(cast("Seq[Prompt]", prompts))
+
+
+def _per_prompt(name: str, value: T | Seq[T] | None, default: T, count: int) -> list[T]:
+    if value is None:
+        return [default] * count
+    if isinstance(value, Seq):
+        if len(value) != count:
+            raise ParameterError(name, f"{len(value)} of them for {count} prompts")
+        return list(value)
+    return [value] * count
