@@ -1,0 +1,117 @@
+"""The `outrider` command: one file per subcommand, each imported only when it is called."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ["main"]
+
+# name -> what it does. Its module is `outrider.cli.NAME` with a typer `app`.
+COMMANDS = {
+    "demo": "See speculative decoding work, and that it changes nothing.",
+    "generate": "Continue a prompt, or answer it with --chat.",
+    "chat": "Talk with a model.",
+    "bench": "Measure drafters against plain decoding, equality first.",
+    "models": "List the known models and where they lie.",
+    "pull": "Fetch a model into the cache folder.",
+    "drafters": "List the drafting methods.",
+}
+
+
+class Commands(TyperGroup):
+    """A group that knows its commands by name and imports only the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(cmd_name, COMMANDS, n=1)
+            ctx.fail(f"no command {cmd_name!r}; " + (f"did you mean {near[0]!r}?" if near else "see 'outrider --help'"))
+        return typer.main.get_command(import_module(f"outrider.cli.{cmd_name}").app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+# Plain help: with rich's panels `outrider --help` takes twice as long (0.10 s against 0.05 s).
+app = typer.Typer(cls=Commands, rich_markup_mode=None, add_completion=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from outrider import __version__
+
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def outrider(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Speculative decoding with the same bits as plain decoding, sooner.
+
+    \b
+    outrider demo                                  see it work
+    outrider generate "The sea is" --show-drafts   who wrote which word
+    outrider chat                                  talk with smollm2-135m
+    outrider COMMAND --help                        options and examples
+    """
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def _is_refusal(error: ValueError) -> bool:
+    """Whether the error is one of ours (or derived from one): input refused at the door, not a fault in the program."""
+    return any(kind.__module__.partition(".")[0] == "outrider" for kind in type(error).__mro__)
+
+
+def _one_line(error: BaseException, message: str) -> str:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "outrider"
+    return f"{path}: " + " ".join(message.split())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 for a failed check, 2 for input refused, 130 for Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            list(sys.argv[1:] if arguments is None else arguments), prog_name="outrider", standalone_mode=False
+        )
+    except typer.TyperException as error:
+        message = error.format_message().rstrip(".")
+        print(_one_line(error, message[:1].lower() + message[1:]), file=sys.stderr)
+        return 2
+    except ValueError as error:
+        if not _is_refusal(error):
+            raise
+        print(_one_line(error, str(error)), file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing left to say
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(_one_line(error, f"{where}{error.strerror or error}"), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,206 @@
+"""Options shared by several commands, as groups, and what they open."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+from typer import Option
+
+from outrider.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from outrider import Engine, SamplingParams
+
+__all__ = [
+    "DEFAULT_DRAFTER",
+    "DEFAULT_MODEL",
+    "DraftOptions",
+    "EngineOptions",
+    "SamplingOptions",
+    "flatten",
+    "open_engine",
+    "parse_assignments",
+]
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_DRAFTER = "ngram"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Which model, and how it is run."""
+
+    model: Annotated[
+        str, Option("--model", "-m", metavar="MODEL", help="Name (see 'outrider models') or path of the model.")
+    ] = DEFAULT_MODEL
+    runner: Annotated[
+        Literal["native", "reference"], Option(help="native: C++, fast. reference: numpy, slow, to compare with.")
+    ] = "native"
+    dtype: Annotated[str, Option(metavar="DTYPE", help="auto (what the file holds), int8, int4, bf16 or fp32.")] = (
+        "auto"
+    )
+    head_dtype: Annotated[
+        str | None, Option(metavar="DTYPE", help="The output head's own dtype.  [default: --dtype]")
+    ] = None
+    kv_dtype: Annotated[str | None, Option(metavar="DTYPE", help="Dtype of the key/value cache.")] = None
+    threads: Annotated[int | None, Option(metavar="N", help="Threads of the native runner.  [default: all cores]")] = (
+        None
+    )
+    page_size: Annotated[int, Option(metavar="N", help="Rows of a cache page.")] = 64
+    prefill_chunk: Annotated[int, Option(metavar="N", help="Prompt tokens per forward.")] = 512
+    cache_tokens: Annotated[
+        int | None, Option("--cache-tokens", "--context-tokens", metavar="N", help="Rows of the cache.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Who guesses, how much, and how it is checked."""
+
+    drafter: Annotated[
+        str, Option("--drafter", "-d", metavar="METHOD", help="Drafting method (see 'outrider drafters').")
+    ] = DEFAULT_DRAFTER
+    draft_model: Annotated[
+        str | None, Option(metavar="MODEL", help="Name or path of the second model, for draft_model.")
+    ] = None
+    drafter_option: Annotated[
+        list[str] | None, Option(metavar="KEY=VALUE", help="An option of the drafter; may be repeated.")
+    ] = None
+    max_draft_tokens: Annotated[int | None, Option(metavar="N", help="Guesses per step at most.")] = None
+    verify: Annotated[
+        Literal["match", "rejection"],
+        Option(help="match: the same text as without a drafter. rejection: the same distribution."),
+    ] = "match"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """The sampling parameters."""
+
+    max_tokens: Annotated[int, Option("--max-tokens", "-n", metavar="N", help="Tokens to write at most.")] = 128
+    min_tokens: Annotated[int, Option(metavar="N", help="No end of text before so many tokens.")] = 0
+    temperature: Annotated[float, Option("--temperature", "-t", metavar="T", help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, Option(metavar="K", help="Draw from the k likeliest tokens only; 0 is all.")] = 0
+    top_p: Annotated[float, Option(metavar="P", help="Draw from the smallest set with this probability only.")] = 1.0
+    min_p: Annotated[
+        float, Option(metavar="P", help="Leave out tokens below this share of the likeliest one's probability.")
+    ] = 0.0
+    repetition_penalty: Annotated[float, Option(metavar="X", help="Over prompt and output; 1 is none.")] = 1.0
+    frequency_penalty: Annotated[float, Option(metavar="X", help="Per earlier use in the output.")] = 0.0
+    presence_penalty: Annotated[float, Option(metavar="X", help="For any earlier use in the output.")] = 0.0
+    logit_bias: Annotated[
+        list[str] | None, Option(metavar="ID=VALUE", help="Added to a token's logit; may be repeated.")
+    ] = None
+    stop: Annotated[list[str] | None, Option(metavar="TEXT", help="End before this text; may be repeated.")] = None
+    stop_token_id: Annotated[list[int] | None, Option(metavar="ID", help="End at this token; may be repeated.")] = None
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after the end of text.")] = False
+    seed: Annotated[
+        int | None, Option(metavar="N", help="Fixes the draws.  [default: drawn, and reported by --json]")
+    ] = None
+    logprobs: Annotated[
+        int | None, Option(metavar="N", help="With --json: log-probabilities of the N likeliest tokens.")
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """The checked parameters. Raises ParameterError or CommandError."""
+        from outrider.core.params import SamplingParams
+
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=_biases(self.logit_bias or ()),
+            min_tokens=self.min_tokens,
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
+            logprobs=self.logprobs,
+        )
+
+
+def parse_assignments(option: str, assignments: Sequence[str]) -> dict[str, str]:
+    """`KEY=VALUE` strings as a dict."""
+    out: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals or not key:
+            raise CommandError(f"{option}: {assignment!r} is not of the form KEY=VALUE")
+        if key in out:
+            raise CommandError(f"{option}: {key!r} is given twice")
+        out[key] = value
+    return out
+
+
+def _biases(assignments: Sequence[str]) -> dict[int, float]:
+    out: dict[int, float] = {}
+    for key, value in parse_assignments("--logit-bias", assignments).items():
+        try:
+            out[int(key)] = float(value)
+        except ValueError:
+            raise CommandError(f"--logit-bias: '{key}={value}' is not a token id and a number, as in 42=-100") from None
+    return out
+
+
+def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int = 1) -> Engine:
+    """Load the model and the drafter. Raises ModelError, DrafterError or ParameterError."""
+    drafter_options = parse_assignments("--drafter-option", draft.drafter_option or ())
+    from outrider import Engine
+
+    return Engine(
+        options.model,
+        drafter=draft.drafter,
+        draft_model=draft.draft_model,
+        drafter_options=drafter_options or None,
+        verify=draft.verify,
+        max_draft_tokens=draft.max_draft_tokens,
+        runner=options.runner,
+        dtype=options.dtype,
+        head_dtype=options.head_dtype,
+        kv_dtype=options.kv_dtype,
+        threads=options.threads,
+        batch_size=batch_size,
+        prefill_chunk=options.prefill_chunk,
+        cache_tokens=options.cache_tokens,
+        page_size=options.page_size,
+    )
+
+
+def flatten(function: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options: a parameter typed with a dataclass becomes that dataclass's fields."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        annotations = get_type_hints(group, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name]
+            )
+            for field in fields(group)
+        ]
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        function(**values, **made)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call

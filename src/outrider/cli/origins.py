@@ -1,0 +1,74 @@
+"""Text with each token marked by who wrote it: by colour on a terminal, by brackets elsewhere."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from outrider.engine.results import Delta, Origin
+
+__all__ = ["OriginPainter", "wants_colour"]
+
+_COLOURS: dict[Origin, str] = {"drafted": "\x1b[32m", "corrected": "\x1b[33m", "bonus": "\x1b[36m", "plain": ""}
+_BRACKETS: dict[Origin, tuple[str, str]] = {
+    "drafted": ("[", "]"),
+    "corrected": ("{", "}"),
+    "bonus": ("<", ">"),
+    "plain": ("", ""),
+}
+_MEANING: dict[Origin, str] = {
+    "drafted": "guessed, and right",
+    "corrected": "the model's own, after a wrong guess",
+    "bonus": "the model's own, after a guess that was right to its end",
+    "plain": "the model's own, nothing was guessed",
+}
+_RESET = "\x1b[0m"
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether to colour what goes to the stream: NO_COLOR and FORCE_COLOR decide, or else whether it is a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+class OriginPainter:
+    """Marks the text of one sequence, delta by delta.
+
+    A delta's text may lag behind its tokens (half a character, the start of a stop string), so the origins wait in a
+    queue, one run of characters per token, until their text comes.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], skip: Callable[[int], bool], *, colour: bool) -> None:
+        self._token_bytes, self._skip, self._colour = token_bytes, skip, colour
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting: deque[tuple[Origin, int]] = deque()
+        self._last: Origin = "plain"
+
+    def paint(self, delta: Delta) -> str:
+        """The delta's text with its marks."""
+        for token, origin in zip(delta.tokens, delta.origins, strict=True):
+            characters = 0 if self._skip(token) else len(self._decoder.decode(self._token_bytes(token)))
+            if characters:
+                self._waiting.append((origin, characters))
+        out, rest = [], delta.text
+        while rest:
+            origin, characters = self._waiting.popleft() if self._waiting else (self._last, len(rest))
+            if characters > len(rest):
+                self._waiting.appendleft((origin, characters - len(rest)))
+            out.append(self._mark(rest[:characters], origin))
+            self._last, rest = origin, rest[characters:]
+        return "".join(out)
+
+    def legend(self) -> str:
+        """One line per kind of token."""
+        return "\n".join(f"{self._mark(f'{kind:<9}', kind)}  {_MEANING[kind]}" for kind in _MEANING)
+
+    def _mark(self, text: str, origin: Origin) -> str:
+        if not self._colour:
+            opening, closing = _BRACKETS[origin]
+            return f"{opening}{text}{closing}"
+        return f"{_COLOURS[origin]}{text}{_RESET}" if _COLOURS[origin] else text
