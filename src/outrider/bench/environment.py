@@ -32,9 +32,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python, this package and those that the figures depend on, as far as they are installed."""
+    """Python and the packages that the figures depend on, as far as they are installed."""
     out = {"python": platform.python_version()}
-    for name in ("outrider", *_PACKAGES):
+    for name in _PACKAGES:
         try:
             out[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -157,6 +157,7 @@ class _Report:
     def write(self, runs: list[dict[str, Any]], engine: Engine) -> None:
         if self._path is None:
             return
+        from outrider import __version__
         from outrider.bench import environment
 
         files = engine.files
@@ -165,7 +166,7 @@ class _Report:
                 "runs": runs,
                 "model": {"name": files.name, "quantisation": files.quantisation, "sha256": files.sha256()},
                 "machine": environment.machine(),
-                "versions": environment.versions(),
+                "versions": {"outrider": __version__, **environment.versions()},
                 "git": environment.git(),
                 "argv": ["outrider", *sys.argv[1:]],
             },

@@ -1,0 +1,66 @@
+# Everything runs in the project's own virtual environment, .venv. Each step of the set-up leaves a stamp there and is
+# done once. What is needed beforehand: Python 3.11 or later with venv, a C++20 compiler, and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE := CMakeLists.txt $(shell find src/outrider/kernels/native -type f)
+MODEL := smollm2-135m
+
+.PHONY: help setup setup-demo demo test check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    see it work: plain and speculative decoding of a real model"
+	@echo "make test    all tests"
+	@echo "make check   lint and types"
+	@echo "make bench   the drafters against plain decoding, on benchmarks/prompts.jsonl"
+	@echo "make setup   the environment for the three above"
+	@echo "make clean   remove the environment and all that was built"
+
+demo: setup-demo
+	@$(BIN)/outrider demo
+
+# pytest spreads over two processes: most tests run on one core.
+test: setup
+	@$(BIN)/python -m pytest -n 2
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: setup-demo
+	@$(BIN)/outrider bench --prompts benchmarks/prompts.jsonl --json build/bench.json
+
+setup: $(VENV)/stamp-development $(VENV)/stamp-model
+
+# The product alone: no torch, no test tools.
+setup-demo: $(VENV)/stamp-product $(VENV)/stamp-model
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/stamp-venv:
+	@echo "set-up: $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	@touch $@
+
+$(VENV)/stamp-product: $(VENV)/stamp-venv pyproject.toml $(NATIVE)
+	@echo "set-up: outrider and its native module"
+	@$(PIP) --editable .
+	@mkdir -p build
+	@touch $@
+
+# torch first and by itself, at the version that pyproject.toml pins: nothing installed after it may bring another build.
+$(VENV)/stamp-development: $(VENV)/stamp-product
+	@echo "set-up: test tools, and torch to compare with"
+	@$(PIP) torch==2.13.0
+	@$(PIP) --group dev --group oracle
+	@touch $@
+
+$(VENV)/stamp-model: | $(VENV)/stamp-product
+	@$(BIN)/outrider pull $(MODEL)
+	@touch $@
