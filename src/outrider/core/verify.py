@@ -157,14 +157,14 @@ def _without(q: Law, token: int) -> Law:
     return rest / mass if mass > 0.0 else rest
 
 
-def draw_children(q: Law, count: int, gumbel: NDArray[np.float64]) -> tuple[tuple[int, ...], Law]:
+def draw_children(q: Law, count: int, gumbel: NDArray[np.float64]) -> tuple[int, ...]:
     """Siblings for rejection sampling: `count` different tokens drawn from q one after the other. [V], [V]
 
     The `count` largest of log q + Gumbel noise, largest first, are a draw without replacement in that order (Kool et
-    al. 2019, section 3). Returns fewer if q has fewer tokens; and q itself, for `Tree.laws`. The noise must be of the
-    draft's own stream. How many to draw may depend on q, but not on what was drawn: a token that is dropped for being
-    unlikely biases the text.
+    al. 2019, section 3). Fewer come back if q has fewer. The noise must be of the draft's own stream, and the same q
+    goes into `Tree.laws`. How many to draw may depend on q, but not on what was drawn: a token that is dropped for
+    being unlikely biases the text.
     """
     support = np.flatnonzero(q >= np.finfo(np.float64).tiny)
     order = np.argsort(-(noise.log(q[support]) + gumbel[support]), kind="stable")[: max(count, 0)]
-    return tuple(int(token) for token in support[order]), q
+    return tuple(int(token) for token in support[order])
