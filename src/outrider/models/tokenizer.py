@@ -1,0 +1,147 @@
+"""Text to tokens and back, exact to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from outrider.models.chat_template import ChatTemplate
+from outrider.models.errors import ModelError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["BYTES_TO_CHARACTERS", "Role", "Tokenizer"]
+
+
+def _bytes_to_characters() -> dict[int, str]:
+    # GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from 256 on, in order.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+
+
+BYTES_TO_CHARACTERS: Final = _bytes_to_characters()
+CHARACTERS_TO_BYTES: Final = {character: byte for byte, character in BYTES_TO_CHARACTERS.items()}
+SPACE: Final = "\u2581"  # SentencePiece's stand-in for a space
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a vocabulary is used for beside plain text."""
+
+    special: frozenset[int]  # tokens that are commands and no text
+    literal: frozenset[int]  # tokens whose name is their text as it is, special ones included
+    unused: frozenset[int] = frozenset()  # padding of the vocabulary
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    adds_bos: bool = False  # a text begins with `bos`
+
+
+class Tokenizer:
+    """The tokenizer of a model. Safe to use from several threads.
+
+    `byte_level` says how names of tokens spell bytes: in GPT-2's alphabet, or as SentencePiece does (`▁` and `<0x41>`).
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, role: Role, *, byte_level: bool, template: ChatTemplate | None = None
+    ) -> None:
+        self._backend = backend
+        self._role = role
+        self._byte_level = byte_level
+        self._lock = threading.Lock()  # guards the switch for special tokens, which the backend keeps as state
+        self._bytes: dict[int, bytes] = {}
+        self.template = template
+        self.bos = role.bos
+        self.eos = role.eos
+        self.adds_bos = role.adds_bos
+        self.vocabulary: int = max(backend.get_vocab_size(), max(role.literal, default=-1) + 1)
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The tokens of a text, nothing added before or after.
+
+        With `special`, names of special tokens in the text, such as <|im_end|>, become these tokens; without, they are
+        plain text, so that nobody can smuggle one in. Raises ModelError for text that is not Unicode (lone surrogates).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"the text has a lone surrogate at character {error.start}, which no token can spell"
+            ) from None
+        with self._lock:
+            self._backend.encode_special_tokens = not special
+            return self._backend.encode(text, add_special_tokens=False).ids
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a raw prompt: `encode`, behind `bos` where the model was trained so."""
+        start = [self.bos] if self.adds_bos and self.bos is not None else []
+        return start + self.encode(text)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of the tokens: their bytes joined, with U+FFFD for what is not UTF-8."""
+        kept = (token for token in ids if not (skip_special and token in self._role.special))
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes that a token stands for; a special token's are its name's. Empty for padding rows of a model."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = self._spell(token)
+        return found
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is a command and no text."""
+        return token in self._role.special
+
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, such as <|im_end|>, if there is one."""
+        found: int | None = self._backend.token_to_id(name)
+        return found
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any
+    ) -> str:
+        """The prompt of a conversation. Raises ModelError if the model has no template, or it refuses the messages."""
+        if self.template is None:
+            raise ModelError("the model has no chat template: give it a raw prompt, or use an instruction-tuned model")
+        return self.template.render(messages, add_generation_prompt, **extra)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any
+    ) -> list[int]:
+        """The tokens of a conversation's prompt. The template writes `bos` itself where it wants one."""
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt, **extra), special=True)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the names of all tokens and the merges in order: equal for the same tokenizer in any file format.
+
+        Tokens that only pad the vocabulary do not count.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        stored = json.loads(self._backend.to_str())
+        names = self._backend.get_vocab(with_added_tokens=True)
+        used = sorted((token, name) for name, token in names.items() if token not in self._role.unused)
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in stored["model"].get("merges", [])]
+        return hashlib.sha256(json.dumps([used, merges]).encode()).hexdigest()
+
+    def _spell(self, token: int) -> bytes:
+        name: str | None = self._backend.id_to_token(token) if token >= 0 else None
+        if name is None or token in self._role.unused:
+            return b""
+        if token in self._role.literal:
+            return name.encode()
+        if self._byte_level:
+            return bytes(CHARACTERS_TO_BYTES[character] for character in name)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes([int(name[3:5], 16)])
+        return name.replace(SPACE, " ").encode()
