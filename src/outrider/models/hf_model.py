@@ -89,7 +89,11 @@ def rename(stored: Mapping[str, Tensor], config: DecoderConfig, path: Path) -> d
 
 
 def _refuse_foreign(config: Mapping[str, Any], family: str, where: str) -> None:
-    plain = {"hidden_act": ("silu",), "attention_bias": (False, None), "mlp_bias": (False, None)}
+    plain: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False, None),
+        "mlp_bias": (False, None),
+    }
     if family == "qwen2":
         del plain["attention_bias"]  # it has its biases whatever the config says
     plain |= {"quantization_config": (None,), "pretraining_tp": (1, None), "num_experts": (None, 0)}

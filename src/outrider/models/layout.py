@@ -80,8 +80,6 @@ def check_tensors(config: DecoderConfig, tensors: Mapping[str, Tensor], where: s
         if tensor is None:
             raise ModelError(f"{where}: tensor {name} is missing")
         if tensor.shape != shape:
-            raise ModelError(
-                f"{where}: tensor {tensor.name} has shape {list(tensor.shape)} where {list(shape)} is needed"
-            )
+            raise ModelError(f"{where}: tensor {tensor.name} has shape {list(tensor.shape)}, not {list(shape)}")
         if len(shape) == 1 and tensor.kind not in ("F32", "F16", "BF16"):
             raise ModelError(f"{where}: tensor {tensor.name} is a vector in {tensor.kind}: F32, F16 or BF16 is needed")

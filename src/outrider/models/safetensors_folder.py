@@ -59,9 +59,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
     length = int.from_bytes(data[:8], "little")
     start = 8 + length
     if length > LONGEST_HEADER or start > len(data):
-        raise ModelError(
-            f"{path} claims a header of {length} bytes in a file of {len(data)}: it is truncated or damaged"
-        )
+        raise ModelError(f"{path} claims a header of {length} bytes among {len(data)}: it is truncated or damaged")
     header = _parse(data[8:start], path)
     header.pop("__metadata__", None)
     tensors: dict[str, Tensor] = {}
@@ -72,7 +70,8 @@ def read_file(path: Path) -> dict[str, Tensor]:
         end = stop
         if start + stop > len(data):
             raise ModelError(
-                f"{path}: tensor {name} ends at byte {start + stop}, the file at {len(data)}: it is truncated; fetch it again"
+                f"{path}: tensor {name} ends at byte {start + stop}, the file at {len(data)}: "
+                "it is truncated; fetch it again"
             )
         tensors[name] = _tensor(name, entry, data, start + begin, stop - begin, path)
     return tensors
@@ -91,29 +90,29 @@ def read_json(path: Path) -> dict[str, Any]:
 def _places(header: dict[str, Any], path: Path) -> list[tuple[int, int, str, dict[str, Any]]]:
     found = []
     for name, entry in header.items():
-        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        offsets = _whole_numbers(entry.get("data_offsets")) if isinstance(entry, dict) else None
+        if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
             raise ModelError(f"{path}: tensor {name} has no sound data_offsets")
         found.append((offsets[0], offsets[1], name, entry))
     return found
 
 
 def _tensor(name: str, entry: dict[str, Any], data: mmap.mmap, offset: int, size: int, path: Path) -> Tensor:
-    dtype, shape = entry.get("dtype"), entry.get("shape")
+    dtype, shape = entry.get("dtype"), _whole_numbers(entry.get("shape"))
     if dtype not in DTYPES:
-        raise ModelError(
-            f"{path}: tensor {name} has dtype {dtype!r}, which is not read (these are: {', '.join(DTYPES)})"
-        )
-    if not _whole_numbers(shape) or len(shape) not in (1, 2) or min(shape) < 1:
-        raise ModelError(f"{path}: tensor {name} has shape {shape!r}: a vector or a matrix is needed")
+        raise ModelError(f"{path}: tensor {name} has dtype {dtype!r}, which is not read (only {', '.join(DTYPES)})")
+    if shape is None or len(shape) not in (1, 2) or min(shape) < 1:
+        raise ModelError(f"{path}: tensor {name} has shape {entry.get('shape')!r}: a vector or a matrix is needed")
     needed = KINDS[dtype].row_bytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
     if size != needed:
         raise ModelError(f"{path}: tensor {name} has {size} bytes where {shape} in {dtype} takes {needed}")
     return Tensor.over(name, dtype, tuple(shape), np.frombuffer(data, np.uint8, size, offset))
 
 
-def _whole_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def _whole_numbers(values: Any) -> list[int] | None:
+    if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
+        return values
+    return None
 
 
 def _parse(text: bytes, path: Path) -> dict[str, Any]:

@@ -107,13 +107,9 @@ class Tensor:
             raise ModelError(f"tensor {name} has shape {list(shape)}: a vector or a matrix is needed")
         columns = shape[-1]
         if columns % known.block:
-            raise ModelError(
-                f"tensor {name} has rows of {columns} values, no multiple of the {known.block} of {kind} blocks"
-            )
+            raise ModelError(f"tensor {name} has rows of {columns} values, but {kind} blocks have {known.block}")
         rows = shape[0] if len(shape) == 2 else 1
         width = known.row_bytes(columns)
         if data.nbytes != rows * width:
-            raise ModelError(
-                f"tensor {name} has {data.nbytes} bytes where {list(shape)} in {kind} takes {rows * width}"
-            )
+            raise ModelError(f"tensor {name} has {data.nbytes} bytes, but {list(shape)} in {kind} takes {rows * width}")
         return cls(name, kind, shape, data.reshape(rows, width))

@@ -66,6 +66,9 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False) -> list[int]:
         """The tokens of a text, nothing added before or after.
 
+        A character whose bytes the vocabulary lacks (SmolLM2's lacks six control characters, such as U+0004) is left
+        out, as it was in training.
+
         With `special`, names of special tokens in the text, such as <|im_end|>, become these tokens; without, they are
         plain text, so that nobody can smuggle one in. Raises ModelError for text that is not Unicode (lone surrogates).
         """
@@ -73,7 +76,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ModelError(
-                f"the text has a lone surrogate at character {error.start}, which no token can spell"
+                f"the text has a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
         with self._lock:
             self._backend.encode_special_tokens = not special
@@ -90,7 +93,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The exact bytes that a token stands for; a special token's are its name's. Empty for padding rows of a model."""
+        """The exact bytes that a token stands for, a special one for its name; none for the padding of a vocabulary."""
         found = self._bytes.get(token)
         if found is None:
             found = self._bytes[token] = self._spell(token)
@@ -113,14 +116,12 @@ class Tokenizer:
             raise ModelError("the model has no chat template: give it a raw prompt, or use an instruction-tuned model")
         return self.template.render(messages, add_generation_prompt, **extra)
 
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any
-    ) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
         """The tokens of a conversation's prompt. The template writes `bos` itself where it wants one."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt, **extra), special=True)
+        return self.encode(self.apply_chat_template(messages, **extra), special=True)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the names of all tokens and the merges in order: equal for the same tokenizer in any file format.
+        """SHA-256 over the names of all tokens and the merges in order: the same in any file format.
 
         Tokens that only pad the vocabulary do not count.
         """
