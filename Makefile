@@ -55,7 +55,7 @@ $(VENV)/stamp-product: $(VENV)/stamp-venv pyproject.toml $(NATIVE)
 	@touch $@
 
 # torch first and by itself, at the version that pyproject.toml pins: nothing installed after it may bring another build.
-$(VENV)/stamp-development: $(VENV)/stamp-product
+$(VENV)/stamp-development: pyproject.toml | $(VENV)/stamp-product
 	@echo "set-up: test tools, and torch to compare with"
 	@$(PIP) torch==2.13.0
 	@$(PIP) --group dev --group oracle
