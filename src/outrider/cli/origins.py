@@ -65,7 +65,13 @@ class OriginPainter:
 
     def legend(self) -> str:
         """One line per kind of token."""
-        return "\n".join(f"{self._mark(f'{kind:<9}', kind)}  {_MEANING[kind]}" for kind in _MEANING)
+        width = max(map(len, _MEANING)) + 4
+        return "\n".join(
+            self._mark(kind, kind)
+            + " " * (width - len(kind) - (0 if self._colour else 2 * (kind != "plain")))
+            + meaning
+            for kind, meaning in _MEANING.items()
+        )
 
     def _mark(self, text: str, origin: Origin) -> str:
         if not self._colour:
