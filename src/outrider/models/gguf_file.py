@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ VERSIONS: Final = (2, 3)
 STRING: Final = 8
 ARRAY: Final = 9
 BOOL: Final = 7
+FLOAT32: Final = 6
 LONGEST_KEY: Final = 65535
 MOST_DIMENSIONS: Final = 4
 LARGEST_ALIGNMENT: Final = 1 << 20
@@ -234,8 +235,10 @@ class _Cursor:
         if kind not in SCALARS:
             raise ModelError(f"{self.path}: metadata {key} has the unknown type {kind}")
         dtype = np.dtype(SCALARS[kind])
-        value = np.frombuffer(self.take(dtype.itemsize), dtype)[0].item()
-        return bool(value) if kind == BOOL else value
+        value = np.frombuffer(self.take(dtype.itemsize), dtype)[0]
+        if kind == FLOAT32:
+            return float(str(value))  # 1e-05 as its author wrote it, not 9.999999747378752e-06
+        return bool(value) if kind == BOOL else cast("int | float", value.item())
 
     def array(self, key: str) -> Value:
         kind, count = self.integer(4), self.integer(8)

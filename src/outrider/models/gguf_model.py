@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.models import rope
+from outrider.models import rope_scaling
 from outrider.models.config import DecoderConfig
 from outrider.models.errors import ModelError
 from outrider.models.gguf_file import GgufFile
@@ -94,7 +94,7 @@ def read_config(file: GgufFile) -> DecoderConfig:
         context=min(context, window) if window else context,
         norm_eps=metadata.number(f"{architecture}.attention.layer_norm_rms_epsilon"),
         rope_theta=metadata.number(f"{architecture}.rope.freq_base", 10000.0),
-        rope_scaling=rope.from_gguf(metadata, architecture, context),
+        rope_scaling=rope_scaling.from_gguf(metadata, architecture, context),
         tied_embeddings=TOP["head"] not in file.entries,
         qkv_bias="blk.0.attn_q.bias" in file.entries,
         qk_norm="blk.0.attn_q_norm.weight" in file.entries,
@@ -105,7 +105,7 @@ def read_config(file: GgufFile) -> DecoderConfig:
     if config.rope_scaling is not None:
         raise ModelError(f"{where}: {DIVISORS} beside {architecture}.rope.scaling is not supported")
     divisors = file.tensors([DIVISORS])[DIVISORS].float32()
-    return replace(config, rope_scaling=rope.from_divisors(divisors, config.rope_theta, config.head_dim, where))
+    return replace(config, rope_scaling=rope_scaling.from_divisors(divisors, config.rope_theta, config.head_dim, where))
 
 
 def read_tensors(file: GgufFile, config: DecoderConfig) -> dict[str, Tensor]:

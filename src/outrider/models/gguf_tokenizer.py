@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from outrider.models.chat_template import ChatTemplate
 from outrider.models.errors import ModelError
@@ -128,6 +128,7 @@ def _byte_level(metadata: Metadata, ids: dict[str, int], role: Role) -> tokenize
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    backend.decoder = decoders.ByteLevel()
     return backend
 
 
@@ -163,6 +164,7 @@ def _sentencepiece(
     if metadata.flag("tokenizer.ggml.add_space_prefix", True):
         steps.insert(0, normalizers.Prepend(SPACE))
     backend.normalizer = normalizers.Sequence(steps)
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return backend
 
 

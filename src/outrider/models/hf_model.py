@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from outrider.models import rope
+from outrider.models import rope_scaling
 from outrider.models.config import DecoderConfig
 from outrider.models.errors import ModelError
 from outrider.models.layout import check_config, check_tensors, shapes
@@ -49,7 +49,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
     hidden, heads = _integer(config, "hidden_size", where), _integer(config, "num_attention_heads", where)
     if heads < 1:
         raise ModelError(f"{where}: num_attention_heads is {heads}")
-    theta, scaling = rope.from_hf(config, where)
+    theta, scaling = rope_scaling.from_hf(config, where)
     found = DecoderConfig(
         architecture=family,
         vocabulary=_integer(config, "vocab_size", where),

@@ -58,6 +58,12 @@ class Tensor:
     stored: NDArray[np.uint8] = field(repr=False)
     order: NDArray[np.intp] | None = field(default=None, repr=False)
 
+    @classmethod
+    def from_float32(cls, name: str, values: NDArray[np.float32]) -> Self:
+        """An F32 tensor over the values themselves, such as the weights of a head that was just trained."""
+        data = np.ascontiguousarray(values, np.float32)
+        return cls.over(name, "F32", data.shape, data.reshape(-1).view(np.uint8))
+
     @property
     def raw(self) -> NDArray[np.uint8]:
         """The blocks in row order, contiguous. [rows, bytes per row]; a copy only where rows are reordered.

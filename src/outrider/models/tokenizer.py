@@ -120,6 +120,11 @@ class Tokenizer:
         """The tokens of a conversation's prompt. The template writes `bos` itself where it wants one."""
         return self.encode(self.apply_chat_template(messages, **extra), special=True)
 
+    def to_json(self) -> str:
+        """The content of a tokenizer.json that Hugging Face's libraries read."""
+        text: str = self._backend.to_str()
+        return text
+
     def fingerprint(self) -> str:
         """SHA-256 over the names of all tokens and the merges in order: the same in any file format.
 
@@ -129,7 +134,7 @@ class Tokenizer:
 
     @cached_property
     def _fingerprint(self) -> str:
-        stored = json.loads(self._backend.to_str())
+        stored = json.loads(self.to_json())
         names = self._backend.get_vocab(with_added_tokens=True)
         used = sorted((token, name) for name, token in names.items() if token not in self._role.unused)
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in stored["model"].get("merges", [])]
