@@ -246,15 +246,20 @@ def tokenizer_metadata(config: DecoderConfig) -> dict[str, Any]:
 def _values(name: str, shape: tuple[int, ...], config: DecoderConfig, rng: np.random.Generator) -> NDArray[np.float32]:
     noise = rng.standard_normal(shape, np.float32)
     part = name.rpartition(".")[2]
+    if part in ("q_norm", "k_norm"):
+        return np.float32(2.0) + np.float32(0.1) * noise  # sharp attention, see below
     if part.endswith("norm"):
         return np.float32(1.0) + np.float32(0.1) * noise
     if part.endswith("bias"):
         return np.float32(0.3) * noise
-    # Each matrix keeps the size of what it multiplies; the head gives logits their spread.
-    gain = {"head": SPREAD, "q": 1.5, "down": 1.5}.get(part, 1.0) / shape[-1] ** 0.5
+    # Each matrix keeps the size of what it multiplies, but for these. Sharp attention (q) that weighs more than the
+    # token itself (o) keeps greedy text from running in a circle of one token; and a tied head, which knows its own
+    # embedding again, needs a residual stream in which that is small. The head gives the logits their spread.
+    tied = 8.0 if config.tied_embeddings else 1.0
+    gains = {"head": SPREAD, "q": 6.0, "o": 3.0 * tied, "down": tied}
     if part == "embed":
-        gain = SPREAD / config.hidden**0.5 if config.tied_embeddings else 1.0
-    return np.float32(gain) * noise
+        return np.float32(SPREAD / config.hidden**0.5 if config.tied_embeddings else 1.0) * noise
+    return np.float32(gains.get(part, 1.0) / shape[-1] ** 0.5) * noise
 
 
 def _pack_k45(rows: NDArray[np.float32], bits: int) -> NDArray[np.uint8]:
