@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class Shaping:
     prompt_length: int
     ends: tuple[int, ...] = ()  # tokens that end the text, kept out before `min_tokens`
     mask: NDArray[np.uint32] | None = field(default=None)  # [ceil(V / 32)] allowed tokens, bit t % 32 of word t // 32
+    prepared: Any = field(default=None, init=False, repr=False, compare=False)  # a runner's own form, made once
 
 
 @dataclass(frozen=True, slots=True)

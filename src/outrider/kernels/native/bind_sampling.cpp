@@ -1,0 +1,200 @@
+// Python's view of sampling.h; outrider/runtime/native_sampling.py is the one caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "noise.h"
+#include "sampling.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace outrider {
+namespace {
+
+using RowArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowsArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using MaskArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<const float> view(const RowArray& row) {
+  if (row.size() == 0) throw nb::value_error("a row without logits");
+  return {row.data(), row.size()};
+}
+
+std::int32_t token_of(PyObject* number) {
+  const long token = PyLong_AsLong(number);
+  if (token == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (token < 0 || token > INT32_MAX) throw nb::value_error("a token id outside [0, 2**31)");
+  return static_cast<std::int32_t>(token);
+}
+
+// A list or tuple, read in place.
+class Sequence {
+ public:
+  explicit Sequence(nb::handle source) : fast_(nb::steal(PySequence_Fast(source.ptr(), "tokens are a sequence"))) {
+    if (!fast_.is_valid()) throw nb::python_error();
+  }
+  std::int64_t size() const { return PySequence_Fast_GET_SIZE(fast_.ptr()); }
+  std::int32_t operator[](std::int64_t i) const { return token_of(PySequence_Fast_GET_ITEM(fast_.ptr(), i)); }
+
+ private:
+  nb::object fast_;
+};
+
+// The arguments that place a row in its text, kept alive for the call.
+class Arguments {
+ public:
+  Arguments(NativeShaping& shaping, std::int64_t position, nb::handle path, nb::handle tokens, nb::handle mask) {
+    moment_.position = position;
+    const Sequence guessed(path);
+    path_.reserve(static_cast<std::size_t>(guessed.size()));
+    for (std::int64_t i = 0; i < guessed.size(); ++i) path_.push_back(guessed[i]);
+    moment_.path = path_;
+    if (shaping.penalised()) {
+      const Sequence history(tokens);
+      if (history.size() < shaping.known()) shaping.forget();
+      for (std::int64_t i = shaping.known(); i < history.size(); ++i) shaping.append(history[i]);
+    }
+    if (!mask.is_none()) {
+      mask_ = nb::cast<MaskArray>(mask);
+      moment_.mask = {mask_.data(), mask_.size()};
+      moment_.masked = true;
+    }
+  }
+  const Moment& moment() const { return moment_; }
+
+ private:
+  std::vector<std::int32_t> path_;
+  MaskArray mask_;
+  Moment moment_;
+};
+
+template <typename Value, typename... Sizes>
+auto array_of(std::vector<Value>&& values, Sizes... sizes) {
+  auto* kept = new std::vector<Value>(std::move(values));
+  nb::capsule owner(kept, [](void* memory) noexcept { delete static_cast<std::vector<Value>*>(memory); });
+  return nb::ndarray<nb::numpy, Value, nb::ndim<sizeof...(Sizes)>>(kept->data(), {static_cast<std::size_t>(sizes)...},
+                                                                  owner);
+}
+
+nb::object tuple_of(const std::vector<std::pair<std::int32_t, double>>& pairs) {
+  nb::list items;
+  for (const auto& [token, logprob] : pairs) items.append(nb::make_tuple(token, logprob));
+  return nb::tuple(items);
+}
+
+nb::object pair_of(Top&& top) {
+  const std::size_t size = top.tokens.size();
+  return nb::make_tuple(array_of(std::move(top.tokens), size), array_of(std::move(top.logprobs), size));
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& module) {
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const DrawError& broken) {
+      PyErr_SetString(nb::module_::import_("outrider.core.sampling").attr("DrawError").ptr(), broken.what());
+    }
+  });
+
+  nb::class_<NativeShaping>(module, "NativeShaping", "The parameters of one sequence, ready for draws.")
+      .def(
+          "__init__",
+          [](NativeShaping* self, double temperature, std::int64_t top_k, double top_p, double min_p,
+             double repetition_penalty, double frequency_penalty, double presence_penalty,
+             std::vector<std::pair<std::int32_t, double>> bias, std::int64_t min_tokens, std::vector<std::int32_t> ends,
+             std::uint64_t seed, std::int64_t prompt_length, int logprobs) {
+            new (self) NativeShaping({.temperature = temperature,
+                                      .top_p = top_p,
+                                      .min_p = min_p,
+                                      .top_k = top_k,
+                                      .repetition_penalty = repetition_penalty,
+                                      .frequency_penalty = frequency_penalty,
+                                      .presence_penalty = presence_penalty,
+                                      .bias = std::move(bias),
+                                      .min_tokens = min_tokens,
+                                      .ends = std::move(ends),
+                                      .seed = seed,
+                                      .prompt_length = prompt_length,
+                                      .logprobs = logprobs});
+          },
+          nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
+          "frequency_penalty"_a, "presence_penalty"_a, "bias"_a, "min_tokens"_a, "ends"_a, "seed"_a, "prompt_length"_a,
+          "logprobs"_a)
+      .def(
+          "draw",
+          [](NativeShaping& self, const RowArray& row, std::int64_t position, nb::handle path, nb::handle tokens,
+             nb::handle mask) {
+            const Arguments arguments(self, position, path, tokens, mask);
+            const Drawn drawn = self.draw(view(row), arguments.moment());
+            const nb::object logprob = self.settings().logprobs < 0 ? nb::none() : nb::object(nb::float_(drawn.logprob));
+            return nb::make_tuple(drawn.token, logprob, tuple_of(drawn.top));
+          },
+          "row"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none())
+      .def(
+          "law",
+          [](NativeShaping& self, const RowArray& row, std::int64_t position, nb::handle path, nb::handle tokens,
+             nb::handle mask) {
+            const Arguments arguments(self, position, path, tokens, mask);
+            std::vector<double> p(row.size());
+            self.law(view(row), arguments.moment(), p.data());
+            return array_of(std::move(p), row.size());
+          },
+          "row"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none())
+      .def(
+          "top",
+          [](NativeShaping& self, const RowArray& row, std::int64_t k, std::int64_t position, nb::handle path,
+             nb::handle tokens, nb::handle mask) {
+            const Arguments arguments(self, position, path, tokens, mask);
+            return pair_of(self.top(view(row), k, arguments.moment()));
+          },
+          "row"_a, "k"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none());
+
+  module.def("top", [](const RowArray& row, std::int64_t k) { return pair_of(top(view(row), k)); }, "row"_a, "k"_a);
+  module.def(
+      "top_rows",
+      [](const RowsArray& rows, std::int64_t k) {
+        const std::size_t count = rows.shape(0), size = rows.shape(1);
+        const std::size_t kept = std::min<std::size_t>(static_cast<std::size_t>(std::max<std::int64_t>(k, 0)), size);
+        std::vector<std::int32_t> tokens(count * kept);
+        std::vector<float> logprobs(count * kept);
+        for (std::size_t i = 0; i < count; ++i) {
+          const Top best = top({rows.data() + i * size, size}, static_cast<std::int64_t>(kept));
+          if (best.tokens.size() != kept) throw DrawError("a row with fewer finite logits than were asked for");
+          std::copy(best.tokens.begin(), best.tokens.end(), tokens.begin() + static_cast<std::ptrdiff_t>(i * kept));
+          std::copy(best.logprobs.begin(), best.logprobs.end(), logprobs.begin() + static_cast<std::ptrdiff_t>(i * kept));
+        }
+        return nb::make_tuple(array_of(std::move(tokens), count, kept), array_of(std::move(logprobs), count, kept));
+      },
+      "rows"_a, "k"_a);
+  module.def(
+      "log_softmax",
+      [](const RowArray& row, const std::vector<std::int64_t>& tokens) {
+        for (const std::int64_t token : tokens)
+          if (token < 0 || static_cast<std::size_t>(token) >= row.size())
+            throw nb::index_error("a token outside the row");
+        std::vector<double> out(tokens.size());
+        log_softmax(view(row), tokens, out.data());
+        return array_of(std::move(out), tokens.size());
+      },
+      "row"_a, "tokens"_a);
+  module.def(
+      "gumbel",
+      [](std::uint64_t seed, std::uint64_t position, std::size_t count, std::uint32_t stream) {
+        std::vector<double> out(count);
+        gumbels({seed, position, stream}, out);
+        return array_of(std::move(out), count);
+      },
+      "seed"_a, "position"_a, "count"_a, "stream"_a);
+}
+
+}  // namespace outrider

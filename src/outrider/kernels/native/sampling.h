@@ -1,0 +1,102 @@
+// From a row of logits to a token: what core/sampling.py does, with the same tokens and the same log-probabilities, fast.
+//
+//   shaped row = bias, min_tokens, mask, penalties (float64, rounded to float32 once)
+//   cut        = min_p, top_k, top_p: each keeps a head of the order (value descending, token ascending), so that all
+//                three together are one last kept key, found without sorting the vocabulary
+//   race       = argmax over the kept of value + T * gumbel(seed, position, token). Noise is made only where it can
+//                still win: it is at most 22.9, and a block of 64 tokens is left out when its maximum is too far behind
+//
+// Letters: V vocabulary, T temperature.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "noise.h"
+
+namespace outrider {
+
+// No token can be drawn: broken logits, or everything is kept out. Python's outrider.core.sampling.DrawError.
+class DrawError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct ShapingSettings {
+  double temperature = 0, top_p = 1, min_p = 0;
+  std::int64_t top_k = 0;
+  double repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
+  std::vector<std::pair<std::int32_t, double>> bias;
+  std::int64_t min_tokens = 0;
+  std::vector<std::int32_t> ends;
+  std::uint64_t seed = 0;
+  std::int64_t prompt_length = 0;
+  int logprobs = -1;  // -1 none, k: the drawn token's and the k likeliest
+};
+
+// Where in its text a row stands.
+struct Moment {
+  std::int64_t position = 0;           // of the token to be drawn: committed tokens + path
+  std::span<const std::int32_t> path;  // guessed tokens since the committed ones
+  std::span<const std::uint32_t> mask;  // allowed tokens, bit t % 32 of word t / 32
+  bool masked = false;
+};
+
+struct Drawn {
+  std::int32_t token = 0;
+  double logprob = 0;                                // of the plain logits; only if settings.logprobs >= 0
+  std::vector<std::pair<std::int32_t, double>> top;  // likeliest first
+};
+
+struct Top {
+  std::vector<std::int32_t> tokens;
+  std::vector<float> logprobs;
+};
+
+// One per sequence: its parameters, and how often each token has occurred if penalties ask for it.
+class NativeShaping {
+ public:
+  explicit NativeShaping(ShapingSettings settings);
+
+  const ShapingSettings& settings() const { return settings_; }
+  bool penalised() const;
+
+  // The committed tokens, of which the first `known()` have been counted. Only needed if penalised().
+  std::int64_t known() const { return known_; }
+  void append(std::int32_t token);
+  void forget();
+
+  // row [V]. All throw DrawError.
+  Drawn draw(std::span<const float> row, const Moment& moment) const;
+  void law(std::span<const float> row, const Moment& moment, double* out) const;  // out [V]
+  Top top(std::span<const float> row, std::int64_t k, const Moment& moment) const;
+
+ private:
+  struct Entry {
+    std::int32_t token, written;  // `written`: how often in the output
+  };
+  bool adjusts(const Moment& moment) const;
+  void adjust(std::span<const float> row, const Moment& moment, float* out) const;
+  double bias_of(std::int32_t token) const;
+  float penalised_logit(double logit, std::int32_t token, std::int64_t written) const;
+
+  ShapingSettings settings_;
+  std::vector<Entry> entries_;
+  std::unordered_map<std::int32_t, std::size_t> index_;
+  std::int64_t known_ = 0;
+};
+
+// By plain logits. row [V]. Throw DrawError.
+Top top(std::span<const float> row, std::int64_t k);
+void log_softmax(std::span<const float> row, std::span<const std::int64_t> tokens, double* out);
+
+// Gumbel noise of tokens 0 ... out.size() - 1.
+void gumbels(const Place& place, std::span<double> out);
+
+}  // namespace outrider

@@ -1,0 +1,151 @@
+// The loops of sampling_kernels.h for vectors of kWidth float64 lanes. Included once by each file of an instruction set,
+// inside its unnamed namespace, after it has defined
+//   kWidth                 float64 lanes of a vector
+//   F64, U64               vectors of kWidth doubles and 64-bit words (GCC's vector extension: operators work by lane)
+//   widen(const float*)    kWidth floats to doubles
+//   multiply(U64, U64)     products of the low 32 bits of each lane
+//   mask_at_least(U64, x)  bit i: lane i >= x, all numbers below 2**32
+//   maximum64, at_least64  the maximum of 64 floats (and whether all are < +inf); bit i: values[i] >= floor
+//
+// Each lane does exactly the operations of noise.h, so the bits do not depend on kWidth.
+
+inline F64 splat(double x) { return x - F64{}; }
+inline U64 splat(std::uint64_t x) { return x - U64{}; }
+inline F64 as_double(U64 x) { return __builtin_bit_cast(F64, x); }
+inline U64 as_bits(F64 x) { return __builtin_bit_cast(U64, x); }
+
+// Whole numbers below 2**52 to doubles and back, by their place in the fraction.
+inline F64 to_double(U64 x) { return as_double(x | splat(std::uint64_t{0x433} << 52)) - 0x1p52; }
+
+inline F64 log_lanes(F64 x) {
+  const U64 bits = as_bits(x);
+  const U64 biased = (bits - fixed::sqrt_half + fixed::one) >> 52;
+  const F64 k = to_double(biased) - 1023.0;
+  const F64 f = as_double(bits - ((biased << 52) - fixed::one)) - 1.0;
+  const F64 s = f / (f + 2.0);
+  const F64 z = s * s;
+  F64 series = splat(fixed::log_series[9]);
+  for (int j = 8; j >= 0; --j) series = series * z + fixed::log_series[j];
+  return k * fixed::ln2_high + ((s + s) + ((s * z) * series + k * fixed::ln2_low));
+}
+
+inline F64 exp_lanes(F64 x) {
+  const U64 live = __builtin_bit_cast(U64, x >= fixed::vanish);
+  x = as_double(as_bits(x) & live);
+  const F64 shifted = x * fixed::log2_e + fixed::rounder;  // its low bits are n, in two's complement
+  const F64 n = shifted - fixed::rounder;
+  const F64 r = (x - n * fixed::ln2_high) - n * fixed::ln2_low;
+  F64 series = splat(fixed::exp_series[13]);
+  for (int j = 12; j >= 0; --j) series = series * r + fixed::exp_series[j];
+  return as_double((as_bits(series) + (as_bits(shifted) << 52)) & live);
+}
+
+inline F64 gumbel_lanes(U64 word) { return -log_lanes(-log_lanes((to_double(word) + 0.5) * 0x1p-32)); }
+
+struct WordLanes {
+  U64 w[4];
+};
+
+// The words of kWidth groups from `group` on.
+inline WordLanes word_lanes(const Place& place, std::uint32_t group) {
+  U64 c0 = splat(std::uint64_t{group});
+  for (int lane = 0; lane < kWidth; ++lane) c0[lane] += static_cast<std::uint64_t>(lane);
+  U64 c1 = splat(place.position & 0xFFFFFFFF), c2 = splat(place.position >> 32), c3 = splat(std::uint64_t{place.stream});
+  const U64 m0 = splat(std::uint64_t{philox::multiplier0}), m1 = splat(std::uint64_t{philox::multiplier1});
+  std::uint32_t k0 = static_cast<std::uint32_t>(place.seed), k1 = static_cast<std::uint32_t>(place.seed >> 32);
+  for (int round = 0; round < philox::rounds; ++round) {
+    const U64 left = multiply(c0, m0), right = multiply(c2, m1);
+    // multiply() reads low halves only, so the high halves of c1 and c3 may hold what they like until they are used
+    c0 = (right >> 32) ^ (c1 & 0xFFFFFFFF) ^ std::uint64_t{k0};
+    c1 = right;
+    c2 = (left >> 32) ^ (c3 & 0xFFFFFFFF) ^ std::uint64_t{k1};
+    c3 = left;
+    k0 += philox::weyl0;
+    k1 += philox::weyl1;
+  }
+  return {{c0, c1 & 0xFFFFFFFF, c2, c3 & 0xFFFFFFFF}};
+}
+
+bool maxima(const float* row, std::int64_t blocks, float* out) {
+  bool good = true;
+  for (std::int64_t b = 0; b < blocks; ++b) good &= maximum64(row + b * kBlock, out[b]);
+  return !good;
+}
+
+// Adds the terms of 16 values to the lanes.
+template <bool Divide>
+inline void add_terms(const float* values, double highest, double temperature, F64* sums, double* out) {
+  for (int part = 0; part < kLanes / kWidth; ++part) {
+    F64 x = widen(values + part * kWidth) - highest;
+    if constexpr (Divide) x = x / temperature;
+    const F64 term = exp_lanes(x);
+    sums[part] += term;
+    if (out) std::memcpy(out + part * kWidth, &term, sizeof term);
+  }
+}
+
+template <bool Divide>
+inline double exps_by(const float* values, std::int64_t n, double highest, double temperature, double* out) {
+  F64 sums[kLanes / kWidth] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_terms<Divide>(values + i, highest, temperature, sums, out ? out + i : nullptr);
+  if (i < n) {
+    float rest[kLanes];
+    double terms[kLanes];
+    for (int j = 0; j < kLanes; ++j) rest[j] = i + j < n ? values[i + j] : -__builtin_inff();
+    add_terms<Divide>(rest, highest, temperature, sums, terms);
+    if (out) std::memcpy(out + i, terms, static_cast<std::size_t>(n - i) * sizeof *terms);
+  }
+  double lanes[kLanes];
+  std::memcpy(lanes, sums, sizeof lanes);
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  return lanes[0];
+}
+
+double exps(const float* values, std::int64_t n, double highest, double temperature, double* out) {
+  // x / 1 is x: the same bits without the division
+  return temperature == 1.0 ? exps_by<false>(values, n, highest, temperature, out)
+                            : exps_by<true>(values, n, highest, temperature, out);
+}
+
+std::uint64_t mass(const float* values, std::int64_t n, float floor, double highest, double temperature) {
+  U64 sum{};
+  for (std::int64_t i = 0; i < n; i += kWidth) {
+    const F64 x = widen(values + i);
+    const U64 kept = __builtin_bit_cast(U64, x >= static_cast<double>(floor));
+    const F64 term = exp_lanes((x - highest) / temperature);
+    sum += as_bits(term * fixed::mass + 0x1p52) & ((std::uint64_t{1} << 52) - 1) & kept;
+  }
+  std::uint64_t total = 0;
+  for (int lane = 0; lane < kWidth; ++lane) total += sum[lane];
+  return total;
+}
+
+std::uint64_t words_of_block(const Place& place, std::uint32_t block, std::uint32_t threshold, std::uint32_t* out) {
+  constexpr int parts = kGroups / kWidth;
+  WordLanes lanes[parts];
+  std::uint64_t mask = 0;
+  for (int part = 0; part < parts; ++part) {
+    lanes[part] = word_lanes(place, block * kGroups + static_cast<std::uint32_t>(part * kWidth));
+    for (int w = 0; w < 4; ++w)
+      mask |= static_cast<std::uint64_t>(mask_at_least(lanes[part].w[w], threshold)) << (w * kGroups + part * kWidth);
+  }
+  if (mask)
+    for (int part = 0; part < parts; ++part)
+      for (int w = 0; w < 4; ++w)
+        for (int lane = 0; lane < kWidth; ++lane)
+          out[w * kGroups + part * kWidth + lane] = static_cast<std::uint32_t>(lanes[part].w[w][lane]);
+  return mask;
+}
+
+void gumbels(const Place& place, std::int64_t n, double* out) {
+  for (std::int64_t first = 0; first < n; first += 4 * kWidth) {
+    const WordLanes lanes = word_lanes(place, static_cast<std::uint32_t>(first / 4));
+    for (int w = 0; w < 4; ++w) {
+      const F64 noise = gumbel_lanes(lanes.w[w]);
+      for (int lane = 0; lane < kWidth; ++lane)
+        if (const std::int64_t token = first + 4 * lane + w; token < n) out[token] = noise[lane];
+    }
+  }
+}

@@ -1,0 +1,81 @@
+"""core/sampling.py on the native core: the same functions, tokens and log-probabilities, fast enough for every node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider import _native
+from outrider.core.shaping import Draw, Shaping
+
+__all__ = ["draw", "gumbel", "law", "log_softmax", "top", "top_rows"]
+
+Logits = NDArray[np.float32]  # [V], contiguous
+
+
+def _prepared(shaping: Shaping) -> _native.NativeShaping:
+    """The native form of a sequence's parameters. Made at its first draw; `mask` and `tokens` are read at each."""
+    if shaping.prepared is None:
+        params = shaping.params
+        shaping.prepared = _native.NativeShaping(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            bias=list(params.logit_bias.items()),
+            min_tokens=params.min_tokens,
+            ends=list(shaping.ends),
+            seed=shaping.seed,
+            prompt_length=shaping.prompt_length,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+        )
+    return shaping.prepared
+
+
+def draw(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
+    """The target's own token after this row, at position len(shaping.tokens) + len(path). Raises DrawError."""
+    tokens = shaping.tokens
+    return Draw(*_prepared(shaping).draw(logits, len(tokens) + len(path), path, tokens, shaping.mask))
+
+
+def law(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[np.float64]:
+    """The distribution of `draw` over seeds; a point mass at T = 0. [V]"""
+    tokens = shaping.tokens
+    p: NDArray[np.float64] = _prepared(shaping).law(logits, len(tokens) + len(path), path, tokens, shaping.mask)
+    return p
+
+
+def top(
+    logits: Logits, k: int, shaping: Shaping | None = None, path: Sequence[int] = ()
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k tokens that `draw` would give first, second ..., with log-probabilities; see core.sampling.top. [k], [k]"""
+    best: tuple[NDArray[np.int32], NDArray[np.float32]]
+    if shaping is None:
+        best = _native.top(logits, k)
+    else:
+        tokens = shaping.tokens
+        best = _prepared(shaping).top(logits, k, len(tokens) + len(path), path, tokens, shaping.mask)
+    return best
+
+
+def top_rows(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """`top` of each row by plain logits, for drafters' heads. [N, V] -> [N, k], [N, k], best first. k is cut to V."""
+    best: tuple[NDArray[np.int32], NDArray[np.float32]] = _native.top_rows(logits, k)
+    return best
+
+
+def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """Natural-log probabilities of `tokens` under the plain logits. [len(tokens)]"""
+    out: NDArray[np.float64] = _native.log_softmax(logits, tokens)
+    return out
+
+
+def gumbel(seed: int, position: int, count: int, stream: int) -> NDArray[np.float64]:
+    """core.noise.gumbel of tokens 0 ... count - 1, for drafters that draw siblings from a law. [count]"""
+    out: NDArray[np.float64] = _native.gumbel(seed & 0xFFFFFFFFFFFFFFFF, position, count, stream)
+    return out
