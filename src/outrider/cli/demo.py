@@ -19,37 +19,36 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _CODE = '''\
-def read_temperatures(path):
-    """Read one temperature per line and return the statistics."""
-    temperatures = []
-    with open(path) as lines:
-        for line in lines:
-            line = line.strip()
-            if not line or line.startswith("#"):
-                continue
-            temperatures.append(float(line))
-    if not temperatures:
-        raise ValueError("there is no temperature in " + path)
-    total = 0.0
-    lowest = temperatures[0]
-    highest = temperatures[0]
-    for temperature in temperatures:
-        total += temperature
-        if temperature < lowest:
-            lowest = temperature
-        if temperature > highest:
-            highest = temperature
-    return {
-        "count": len(temperatures),
-        "mean": total / len(temperatures),
-        "lowest": lowest,
-        "highest": highest,
-    }
+class Account:
+    def __init__(self, owner, balance):
+        self.owner = owner
+        self.balance = balance
+        self.history = []
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError("The amount must be positive.")
+        self.balance = self.balance + amount
+        self.history.append(("deposit", amount))
+
+    def withdraw(self, amount):
+        if amount <= 0:
+            raise ValueError("The amount must be positive.")
+        if amount > self.balance:
+            raise ValueError("The balance is too low.")
+        self.balance = self.balance - amount
+        self.history.append(("withdraw", amount))
+
+    def show(self):
+        print("Owner:", self.owner)
+        print("Balance:", self.balance)
+        for kind, amount in self.history:
+            print(kind, amount)
 '''
 
 _PROMPTS = {
-    "A code edit": "Rename the function read_temperatures to load_temperatures and change nothing else. "
-    f"Answer with the whole function.\n\n```python\n{_CODE}```",
+    "A code edit": "Rewrite this class. Use the name `BankAccount` for it and keep everything else as it is.\n\n"
+    f"```python\n{_CODE}```",
     "A question": "Why is the sky blue, and why is it red in the evening?",
 }
 
