@@ -18,7 +18,7 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-_CODE = '''\
+_CODE = """\
 class Account:
     def __init__(self, owner, balance):
         self.owner = owner
@@ -44,7 +44,7 @@ class Account:
         print("Balance:", self.balance)
         for kind, amount in self.history:
             print(kind, amount)
-'''
+"""
 
 _PROMPTS = {
     "A code edit": "Rewrite this class. Use the name `BankAccount` for it and keep everything else as it is.\n\n"
