@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tiny import tiny_model
+from tiny import tensor, tiny_model
 
 from outrider import Engine, Result, SamplingParams
 from outrider.models.load import ModelFiles
@@ -39,14 +39,14 @@ def draft_files(family: str = "llama", seed: int = 0, spread: float = 0.25) -> M
     target = files(family, seed)
     rng = np.random.default_rng(seed + 1)
 
-    def shake(tensor: Tensor) -> Tensor:
-        values = tensor.float32()
+    def shake(part: Tensor) -> Tensor:
+        values = part.float32()
         if values.ndim == 1:
-            return tensor
+            return part
         noisy = values + spread * values.std() * rng.standard_normal(values.shape, np.float32)
-        return Tensor.from_float32(tensor.name, noisy.astype(np.float32))
+        return tensor(part.name, noisy.astype(np.float32))
 
-    return replace(target, tensors={name: shake(tensor) for name, tensor in target.tensors.items()})
+    return replace(target, tensors={name: shake(part) for name, part in target.tensors.items()})
 
 
 def loaded(model: ModelFiles, rig: Rig = Rig()) -> Loaded:

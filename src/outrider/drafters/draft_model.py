@@ -111,7 +111,7 @@ class DraftModel:
         if max(news, default=0) >= self._vocabulary:  # padding ids that the draft has no row for
             return False
         try:
-            fed.rows.reserve(len(tokens) - fed.rows.length + guesses)
+            fed.rows.reserve(len(tokens) - fed.rows.length + max(guesses, self._depth(request) * self.options.width))
         except CacheFull:
             return False
         fed.tokens[common:] = news
