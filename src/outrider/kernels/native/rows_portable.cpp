@@ -1,0 +1,16 @@
+#include "simd_portable.h"
+
+namespace outrider {
+namespace {
+constexpr int kQueries = 3;
+constexpr int kColumns = 1;
+}  // namespace
+}  // namespace outrider
+
+#include "rows_body.h"
+
+namespace outrider {
+
+RowKernels portable_row_kernels() { return {rms_norm, attend, false}; }
+
+}  // namespace outrider

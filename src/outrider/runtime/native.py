@@ -1,0 +1,163 @@
+"""The native runner: all layers of a forward in one call into C++, over packed weights and a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider import _native
+from outrider.core.cache import Pages
+from outrider.core.params import ParameterError
+from outrider.core.shaping import Draw, Shaping
+from outrider.models.load import ModelFiles
+from outrider.models.rotary import inverse_frequencies
+from outrider.models.tensor import Tensor
+from outrider.runtime import native_sampling as sampling
+from outrider.runtime.cores import physical_cores
+from outrider.runtime.runner import Feed
+
+__all__ = ["DTYPES", "KV_DTYPES", "NativeRunner", "NativeScores"]
+
+KV_DTYPES = ("fp32", "bf16", "int8")
+# The formats that weights may be packed in, the most exact first, and the kinds of tensors that `auto` packs so.
+_KINDS = {
+    "fp32": ("F32",),
+    "bf16": ("BF16", "F16"),
+    "int8": ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0"),
+    "int4": ("Q4_K", "Q4_1", "Q4_0"),
+}
+DTYPES = ("auto", *_KINDS)
+
+
+class NativeRunner:
+    """A `Runner` on the CPU. Weights are packed at once; `files` may be dropped afterwards.
+
+    `dtype` is the format of the layers' weights, `head_dtype` that of the head (default: `dtype`). `auto` is what the
+    file holds: F32 as fp32; F16 and BF16 as bf16; Q8_0, Q6_K and Q5 kinds as int8; Q4 kinds as int4; matrices that are
+    multiplied together in the most exact format among them. `kv_dtype` is the cache's (default: fp32 if `dtype` is
+    fp32, else bf16). `threads` are the physical cores that the process may use, unless given. The cache holds
+    `cache_tokens` rows, rounded up to whole pages. Raises ParameterError that names the parameter.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        dtype: str = "auto",
+        head_dtype: str | None = None,
+        kv_dtype: str | None = None,
+        threads: int | None = None,
+        cache_tokens: int = 4096,
+        page_size: int = 64,
+    ) -> None:
+        _one_of("dtype", dtype, DTYPES)
+        head_dtype = _one_of("head_dtype", head_dtype or dtype, DTYPES)
+        self.config = config = files.config
+        self.formats = _formats(files.tensors, config.layers, dtype, head_dtype)
+        exact = set(self.formats.values()) == {"fp32"}
+        self.kv_dtype = _one_of("kv_dtype", kv_dtype or ("fp32" if exact else "bf16"), KV_DTYPES)
+        self.threads = threads or physical_cores()
+        frequencies, factor = inverse_frequencies(config)
+        self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
+        self._decoder = _native.Decoder(
+            shape=asdict(config),
+            tensors={name: (tensor.kind, tensor.raw, tensor.shape[-1]) for name, tensor in files.tensors.items()},
+            formats=self.formats,
+            frequencies=frequencies,
+            rope_factor=factor,
+            kv_dtype=self.kv_dtype,
+            page_count=self.pages.count,
+            page_size=page_size,
+            threads=self.threads,
+        )
+
+    def forward(self, batch: Sequence[Feed], wants: Sequence[int] = ()) -> NativeScores:
+        """See `Runner.forward`. Raises ValueError for rows that were not reserved and tokens outside the vocabulary."""
+        feeds = [
+            (feed.rows.length, feed.rows.pages, feed.pending, None, None)
+            if (tree := feed.tree) is None
+            else (feed.rows.length, feed.rows.pages, feed.pending, tree.tokens, tree.parents)
+            for feed in batch
+        ]
+        return NativeScores(batch, *self._decoder.forward(feeds, wants))
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy cache rows in every layer, one after the other (`core.cache.Storage`)."""
+        self._decoder.move(source, target)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in the cache, all layers together."""
+        return int(self._decoder.row_bytes)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held by purpose. The cache's are room in the address space; the system gives them as they are written."""
+        return dict(self._decoder.memory())
+
+
+class NativeScores:
+    """See `runtime.runner.Scores`. Logits and states are views of buffers that the next forward writes again."""
+
+    __slots__ = ("_batch", "_firsts", "_hidden", "_logits")
+
+    def __init__(
+        self, batch: Sequence[Feed], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
+    ) -> None:
+        self._batch, self._logits, self._hidden = tuple(batch), logits, hidden
+        self._firsts = [0]  # row of each feed's root in `logits`
+        for feed in batch:
+            self._firsts.append(self._firsts[-1] + (0 if feed.tree is None else len(feed.tree)))
+
+    def logits(self, feed: int, node: int) -> NDArray[np.float32]:
+        """[V]"""
+        row = self._firsts[feed] + node
+        if not 0 <= node < self._firsts[feed + 1] - self._firsts[feed]:
+            raise IndexError(f"node {node} of feed {feed} was not scored")
+        return self._logits[row]  # type: ignore[no-any-return]
+
+    def draw(self, feed: int, node: int, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
+        return sampling.draw(self.logits(feed, node), shaping, path)
+
+    def law(self, feed: int, node: int, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[np.float64]:
+        """[V]"""
+        return sampling.law(self.logits(feed, node), shaping, path)
+
+    def top(
+        self, feed: int, node: int, k: int, shaping: Shaping | None = None, path: Sequence[int] = ()
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """[k], [k]"""
+        return sampling.top(self.logits(feed, node), k, shaping, path)
+
+    def hidden(self, feed: int) -> NDArray[np.float32]:
+        """[n, W, D]"""
+        sizes = [len(f.pending) + (f.tree.guesses if f.tree else 0) for f in self._batch[: feed + 1]]
+        rows, first = sizes[feed], sum(sizes[:feed])
+        if self._hidden is None:
+            return np.empty((rows, 0, 0), np.float32)
+        return self._hidden[first : first + rows]
+
+
+def _one_of(parameter: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise ParameterError(parameter, f"{value!r} is not one of {', '.join(known)}")
+    return value
+
+
+def _formats(tensors: Mapping[str, Tensor], layers: int, dtype: str, head_dtype: str) -> dict[str, str]:
+    """The format of each product: parts that are stacked are packed alike."""
+
+    def pick(wish: str, *parts: str) -> str:
+        if wish != "auto":
+            return wish
+        kinds = {tensors[part].kind for part in parts if part in tensors}
+        return next(format for format, known in _KINDS.items() if kinds & set(known))
+
+    formats = {"head": pick(head_dtype, "head" if "head" in tensors else "embed")}
+    for layer in (f"layers.{i}." for i in range(layers)):
+        formats[layer + "qkv"] = pick(dtype, layer + "q", layer + "k", layer + "v")
+        formats[layer + "o"] = pick(dtype, layer + "o")
+        formats[layer + "gate_up"] = pick(dtype, layer + "gate", layer + "up")
+        formats[layer + "down"] = pick(dtype, layer + "down")
+    return formats
