@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tiny import tensor, tiny_model
 
 from outrider import Engine, Result, SamplingParams
 from outrider.models.load import ModelFiles
 from outrider.models.tensor import Tensor
 from outrider.runtime.load import Loaded, load
+from tiny import tensor, tiny_model
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,11 @@ def accepted(results: Iterable[Result]) -> int:
 MIXES: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0),
     "greedy, penalised": SamplingParams(
-        temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={5: 2.0, 9: -4.0}
+        temperature=0.0,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        logit_bias={5: 2.0, 9: -4.0},
     ),
     "T 0.7": SamplingParams(temperature=0.7),
     "T 0.7, top-p, penalties": SamplingParams(temperature=0.7, top_p=0.8, frequency_penalty=0.5, presence_penalty=0.1),

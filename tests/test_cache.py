@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.core.cache import CacheFull, Pages, Rows
+from outrider.core.cache import CacheFullError, Pages, Rows
 
 
 class Slots:
@@ -23,7 +23,7 @@ class Slots:
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_committed_rows_are_the_accepted_path_in_order(page_size: int) -> None:
-    """After random steps with random trees and paths, the rows read back are the committed text, for every page size."""
+    """After random steps with random trees and paths the rows are the committed text, for every page size."""
     rng = random.Random(page_size)
     storage = Slots(600 // page_size * page_size)
     pool = Pages(600 // page_size, page_size, storage)
@@ -52,7 +52,7 @@ def test_a_full_cache_refuses_and_changes_nothing() -> None:
     pool = Pages(3, 4, Slots(12))
     rows, other = Rows(pool), Rows(pool)
     other.reserve(5)
-    with pytest.raises(CacheFull, match="2 pages wanted, 1 free of 3"):
+    with pytest.raises(CacheFullError, match="2 pages wanted, 1 free of 3"):
         rows.reserve(5)
     assert (rows.pages, pool.free) == ([], 1)
     pool.check_integrity()

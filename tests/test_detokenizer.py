@@ -9,7 +9,9 @@ from outrider.engine.detokenizer import Detokenizer
 TEXT = "héllo 🚀 wörld\r\n— end"
 
 
-def text_of(pieces: list[bytes], stop: tuple[str, ...] = (), include: bool = False) -> tuple[list[str], str, str | None]:
+def text_of(
+    pieces: list[bytes], stop: tuple[str, ...] = (), include: bool = False
+) -> tuple[list[str], str, str | None]:
     """What is streamed per token, the text at the end, and the stop string that ended it."""
     detokenizer = Detokenizer(lambda i: pieces[i], lambda i: False, stop, include)
     sent, hit = [], None

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs import Rig, accepted, engine, files, loaded, mix, prompts, rejected, said
-from tiny import tiny_model
 
 from outrider import Engine, SamplingParams, Speculation
 from outrider.core.params import ParameterError
 from outrider.core.tree import Tree, TreeError
 from outrider.drafters.base import DrafterError, Request
 from outrider.drafters.ngram import DRAFTER as NGRAM
+from rigs import Rig, accepted, engine, files, loaded, mix, prompts, rejected, said
+from tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,9 @@ def test_the_books_add_up() -> None:
         usage = result.usage
         assert usage.completion_tokens == len(result.tokens) == len(result.origins)
         assert usage.accepted_prediction_tokens == result.origins.count("drafted")
-        assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == sum(s.drafted for s in result.steps)
+        assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == sum(
+            s.drafted for s in result.steps
+        )
         assert sum(1 + s.accepted for s in result.steps) >= len(result.tokens)
         assert 1.0 <= result.mean_acceptance_length <= 7.0
         assert result.seconds >= result.ttft > 0
@@ -126,7 +128,9 @@ def test_a_draft_with_another_tokenizer_is_refused_with_the_first_differences() 
     tokenizer = _Renamed(other.tokenizer)
     draft = loaded(other)
     draft.tokenizer = tokenizer  # type: ignore[assignment]
-    with pytest.raises(DrafterError, match=r"another tokenizer: 2 of 97 tokens differ, first 40: b.*; 41: .*target / draft"):
+    with pytest.raises(
+        DrafterError, match=r"another tokenizer: 2 of 97 tokens differ, first 40: b.*; 41: .*target / draft"
+    ):
         Engine.from_loaded(loaded(files()), drafter="draft_model", draft=draft)
 
 

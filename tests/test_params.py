@@ -80,7 +80,9 @@ def test_bad_drafter_options_are_refused_by_name(name: str, values: dict[str, An
         registry.options(name, values)
 
 
-@pytest.mark.parametrize(("name", "value"), [("verify", "typical"), ("max_draft_tokens", -1), ("enabled", "yes"), ("k", 1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("verify", "typical"), ("max_draft_tokens", -1), ("enabled", "yes"), ("k", 1)]
+)
 def test_bad_speculation_is_refused_by_name(name: str, value: Any) -> None:
     """Per-request options too."""
     with pytest.raises(ParameterError, match=f"^{name}: "):

@@ -6,14 +6,14 @@ compared with it by `==`, and has to have had guesses refused, so that the compa
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
-from rigs import MIXES, Rig, accepted, engine, mix, prompts, rejected, said
 
 from outrider import Result
 from outrider.runtime.load import native_available
+from rigs import MIXES, Rig, accepted, engine, mix, prompts, rejected, said
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"drafter": "none"},
@@ -27,7 +27,7 @@ RIGS = [Rig(), Rig(runner="native", dtype="fp32"), Rig(runner="native", dtype="i
 SEEDS = (0, 1, 2)
 
 
-@lru_cache(maxsize=None)
+@cache
 def plain(rig: Rig, mix_name: str, seed: int, family: str = "llama") -> list[Result]:
     alone = engine(rig, family=family, batch_size=1)
     return alone.generate(prompts(4), mix(mix_name, seed))
@@ -37,7 +37,7 @@ def plain(rig: Rig, mix_name: str, seed: int, family: str = "llama") -> list[Res
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("rig", RIGS, ids=lambda rig: f"{rig.runner}-{rig.dtype}")
 def test_every_drafter_writes_what_plain_decoding_writes(rig: Rig, drafter: str, mix_name: str) -> None:
-    """3 seeds x batches of 1 and 4 x prefill chunks of 1, 16 and whole prompts, for each drafter, shaping and runner."""
+    """3 seeds x batches of 1 and 4 x prefill chunks of 1, 16 and whole prompts, for each drafter and shaping."""
     if rig.runner == "native":
         assert native_available()
     results: list[Result] = []
@@ -87,7 +87,9 @@ def test_requests_of_every_kind_share_a_batch(drafter: str) -> None:
     names = list(MIXES)
     speculative = engine(batch_size=4, prefill_chunk=9, **DRAFTERS[drafter])
     ids = {
-        speculative.add(prompt, mix(name, seed, max_tokens=24), Speculation(max_draft_tokens=i % 5, enabled=i % 6 != 5)): (
+        speculative.add(
+            prompt, mix(name, seed, max_tokens=24), Speculation(max_draft_tokens=i % 5, enabled=i % 6 != 5)
+        ): (
             name,
             seed,
             i,

@@ -6,17 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rigs import Rig, engine, files, loaded, mix, prompts, said
 
 from outrider import Engine, Result, SamplingParams
+from rigs import Rig, engine, files, loaded, mix, prompts, said
 
 LENGTH = 20
 
 
 def twin(**settings: Any) -> Engine:
-    """An engine whose draft is the target itself, so that runs of 7 tokens are accepted and every offset is inside one."""
+    """An engine whose draft is the target itself: runs of 7 tokens are accepted, and every offset is inside one."""
     return Engine.from_loaded(
-        loaded(files()), drafter="draft_model", draft=loaded(files()), drafter_options={"max_draft_tokens": 6}, **settings
+        loaded(files()),
+        drafter="draft_model",
+        draft=loaded(files()),
+        drafter_options={"max_draft_tokens": 6},
+        **settings,
     )
 
 
@@ -66,7 +70,7 @@ def test_a_stop_token_at_every_offset(pair: tuple[Engine, Engine], offset: int) 
 
 @pytest.mark.parametrize("offset", range(LENGTH))
 def test_the_end_of_text_token_at_every_offset(pair: tuple[Engine, Engine], offset: int) -> None:
-    """EOS drawn within a run ends it there; with `ignore_eos` it does not. The model's EOS is set to the drawn token."""
+    """EOS drawn within a run ends it there; with `ignore_eos` it does not. EOS is set to the drawn token."""
     free = both(pair, mix(MIX, 5, max_tokens=LENGTH))
     token = free.tokens[offset]
     engines = []

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-__all__ = ["CacheFull", "Pages", "Rows", "Storage"]
+__all__ = ["CacheFullError", "Pages", "Rows", "Storage"]
 
 
-class CacheFull(RuntimeError):
+class CacheFullError(RuntimeError):
     """No free page is left. The scheduler shrinks drafts, then preempts."""
 
 
@@ -46,7 +46,7 @@ class Pages:
 
     def take(self) -> int:
         if not self._free:
-            raise CacheFull(f"all {self.count:,} pages of {self.page_size} rows are in use")
+            raise CacheFullError(f"all {self.count:,} pages of {self.page_size} rows are in use")
         page = self._free.pop()
         self._references[page] = 1
         return page
@@ -87,10 +87,10 @@ class Rows:
         return len(self.pages) * self.pool.page_size - self.length
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows behind the committed ones, or raise CacheFull and change nothing."""
+        """Make room for `rows` rows behind the committed ones, or raise CacheFullError and change nothing."""
         missing = -(-(self.length + rows) // self.pool.page_size) - len(self.pages)
         if missing > self.pool.free:
-            raise CacheFull(f"{missing} pages wanted, {self.pool.free} free of {self.pool.count}")
+            raise CacheFullError(f"{missing} pages wanted, {self.pool.free} free of {self.pool.count}")
         for _ in range(missing):
             self.pages.append(self.pool.take())
 

@@ -20,7 +20,7 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters under the names of OpenAI and vLLM. Together with prompt and weights, all that the text depends on.
+    """Sampling parameters under the names of OpenAI and vLLM. With prompt and weights, all that the text depends on.
 
     Applied in vLLM's order: `logit_bias`, `min_tokens`, repetition penalty (over prompt and output), frequency and
     presence penalties (over the output), temperature, `min_p`, `top_k`, `top_p`. `logprobs` are those of the model's

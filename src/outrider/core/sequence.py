@@ -1,14 +1,15 @@
 """One text in the making: its tokens, its cache rows and the one place where it is cut.
 
     tokens:  [0, prompt_length) prompt | [prompt_length, len) output
-    rows:    [0, rows.length) cached   | pending = tokens[rows.length:], fed with the next step; the last one is the root
+    rows:    [0, rows.length) cached   | pending = tokens[rows.length:], fed with the next step; the last is the root
 
 `rows.length < len(tokens)` always: the token that closed the last step has been drawn, and not yet fed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 

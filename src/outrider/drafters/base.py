@@ -56,7 +56,7 @@ class Observation:
     columns: tuple[int, ...] = ()  # where the drafter's wanted layers lie among all that this forward kept
 
     def hidden(self) -> NDArray[np.float32]:
-        """Hidden states of the layers in `wants`: the `pending` committed rows, then the tree's nodes 1, 2 ... [n, W, D]"""
+        """States of the layers in `wants`: the `pending` committed rows, then the tree's nodes 1, 2 ... [n, W, D]"""
         return self.scores.hidden(self.feed)[:, self.columns]
 
 
@@ -67,7 +67,9 @@ class Context:
     config: DecoderConfig
     tokenizer: Any  # outrider.models.tokenizer.Tokenizer
     target: Runner
-    load: Callable[[str], Any]  # a second model by name or path -> outrider.runtime.load.Loaded, with the engine's settings
+    load: Callable[
+        [str], Any
+    ]  # a second model by name or path -> outrider.runtime.load.Loaded, with the engine's settings
     draft_model: str | None = None  # what the caller named
     batch_size: int = 1
 
@@ -83,7 +85,11 @@ class Drafter(Protocol):
     needs: ClassVar[str]  # what must be there
     helps: ClassVar[str]  # when it pays
     Options: ClassVar[type[Options]]
-    wants: tuple[int, ...]  # target layers whose hidden states it needs, in the order in which `Observation.hidden` has them
+    wants: tuple[
+        int, ...
+    ]  # target layers whose hidden states it needs, in the order in which `Observation.hidden` has them
+
+    def __init__(self, options: Any, context: Context) -> None: ...
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         """One tree per request, its root the last token, at most `budget` guesses. `Tree.root` gives up this step."""

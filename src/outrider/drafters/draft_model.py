@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core import noise
-from outrider.core.cache import CacheFull, Rows
+from outrider.core.cache import CacheFullError, Rows
 from outrider.core.tree import Law, Tree
 from outrider.core.verify import draw_children
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
@@ -112,7 +112,7 @@ class DraftModel:
             return False
         try:
             fed.rows.reserve(len(tokens) - fed.rows.length + max(guesses, self._depth(request) * self.options.width))
-        except CacheFull:
+        except CacheFullError:
             return False
         fed.tokens[common:] = news
         fed.tokens.pop()  # the root stays uncommitted: every tree begins with it
@@ -189,7 +189,7 @@ class _Growth:
                 continue
             law = law / total
             position = len(shaping.tokens) + len(self.paths[node])
-            # each node its own noise: nodes of one depth share the position, so the parent's place in the tree parts them
+            # nodes of one depth share the position, so their place in the tree gives each its own noise
             gumbel = noise.gumbel(
                 shaping.seed ^ (node * 0x9E3779B97F4A7C15 & (2**64 - 1)),
                 position,

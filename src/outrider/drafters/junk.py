@@ -16,7 +16,9 @@ __all__ = ["DRAFTER"]
 class JunkOptions(Options):
     seed: int = field(default=0, metadata={"help": "of the random trees"})
     chain: bool = field(default=False, metadata={"help": "chains only"})
-    alphabet: int = field(default=0, metadata={"help": "guess among the first so many tokens; 0 = the whole vocabulary"})
+    alphabet: int = field(
+        default=0, metadata={"help": "guess among the first so many tokens; 0 = the whole vocabulary"}
+    )
 
 
 class Junk(Stateless):

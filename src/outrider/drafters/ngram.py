@@ -69,7 +69,9 @@ class Ngram(Stateless):
             if place == end:
                 continue
             length = n
-            while length < self.options.max_ngram and length < place and known[place - 1 - length] == known[-1 - length]:
+            while (
+                length < self.options.max_ngram and length < place and known[place - 1 - length] == known[-1 - length]
+            ):
                 length += 1
             if length > best_length:
                 best, best_length = place, length

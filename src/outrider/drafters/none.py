@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.tree import Tree
-from outrider.drafters.base import Context, Options, Request, Stateless
+from outrider.drafters import base
+from outrider.drafters.base import Context, Request, Stateless
 
 __all__ = ["DRAFTER"]
 
@@ -15,9 +16,9 @@ class Plain(Stateless):
     summary = "plain decoding, the baseline"
     needs = "nothing"
     helps = "large batches, and text that nothing can guess"
-    Options = Options
+    Options = base.Options
 
-    def __init__(self, options: Options, context: Context) -> None: ...
+    def __init__(self, options: base.Options, context: Context) -> None: ...
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         return [Tree.root(request.shaping.tokens[-1]) for request in batch]

@@ -82,5 +82,7 @@ def _convert(where: str, value: Any, kind: Any) -> Any:
             pass
     elif (kind is str or kind == str | None) and (text or (value is None and kind is not str)):
         return value
-    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, "whole numbers, a,b,c")
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
+        kind, "whole numbers, a,b,c"
+    )
     raise DrafterError(f"{where}: {value!r} is not {wanted}")

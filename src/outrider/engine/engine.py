@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from outrider.core import verify
-from outrider.core.cache import CacheFull, Rows
+from outrider.core.cache import CacheFullError, Rows
 from outrider.core.params import ParameterError, SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.core.shaping import Draw, Shaping
@@ -49,9 +50,14 @@ Prompt = str | Seq[int] | Seq[Message]
 class Loaded(Protocol):
     """A model ready to run: what `outrider.runtime.load.load` returns."""
 
-    runner: Runner
-    tokenizer: Tokenizer
-    files: ModelFiles
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def files(self) -> ModelFiles: ...
 
 
 @dataclass(slots=True)
@@ -201,9 +207,7 @@ class Engine:
         """Iterate over what each step adds to one text. Closing the iterator cancels; `.result` after its end."""
         return Stream(self, self.add(prompt, params, speculation))
 
-    def add(
-        self, prompt: Prompt, params: SamplingParams | None = None, speculation: Speculation | None = None
-    ) -> int:
+    def add(self, prompt: Prompt, params: SamplingParams | None = None, speculation: Speculation | None = None) -> int:
         """Admit a request and return its id. Raises ParameterError or DrafterError and admits nothing."""
         params = params or SamplingParams()
         speculation = speculation or Speculation()
@@ -252,7 +256,9 @@ class Engine:
                 if isinstance(token, bool) or not isinstance(token, int):
                     raise ParameterError("prompt", f"{token!r} is not a token id")
                 if not 0 <= token < self.config.vocabulary:
-                    raise ParameterError("prompt", f"token {token} is outside the vocabulary of {self.config.vocabulary:,}")
+                    raise ParameterError(
+                        "prompt", f"token {token} is outside the vocabulary of {self.config.vocabulary:,}"
+                    )
         if not tokens:
             raise ParameterError("prompt", "it is empty")
         return tokens
@@ -383,7 +389,7 @@ class Engine:
             raise ValueError(f"{active.drafter.name}: the root is token {tree.tokens[0]}, not the text's last token")
         try:
             sequence.rows.reserve(turn.rows + tree.guesses)
-        except CacheFull:
+        except CacheFullError:
             return Tree.root(sequence.tokens[-1])
         return tree
 
@@ -412,8 +418,8 @@ class Engine:
         if tree.guesses:
             last = verdict.path[-1] if verdict.path else 0
             closing = "corrected" if last in tree.parents else "bonus"
-        origins: tuple[Origin, ...] = (*("drafted" for _ in verdict.path), closing)
-        origins = origins[: cut.kept]
+        drafted: list[Origin] = ["drafted"] * len(verdict.path)
+        origins = (*drafted, closing)[: cut.kept]
         active.origins += origins
         active.accepted += min(len(verdict.path), cut.kept)
         active.steps.append(Step(tree.guesses, max(tree.depths()) if tree.guesses else 0, len(verdict.path)))

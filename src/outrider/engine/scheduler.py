@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from outrider.core.cache import CacheFull
+from outrider.core.cache import CacheFullError
 from outrider.core.sequence import Sequence
 
 __all__ = ["Scheduler", "Turn"]
@@ -70,7 +70,7 @@ class Scheduler:
         return turns, preempted
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether the free pages hold the whole text so far: no prefill begins that cannot end. Alone, anything may try."""
+        """Whether the free pages hold the whole text so far: no prefill begins that cannot end. Alone, any may try."""
         pool = sequence.rows.pool
         return not self.running or -(-(len(sequence.tokens) + 1) // pool.page_size) <= pool.free
 
@@ -78,7 +78,7 @@ class Scheduler:
         while True:
             try:
                 sequence.rows.reserve(rows)
-            except CacheFull:
+            except CacheFullError:
                 victim = self.running.pop()
                 victim.rows.release()
                 self.waiting.appendleft(victim)
