@@ -36,6 +36,7 @@ class Request:
     shaping: Shaping  # tokens (the last one is the root), parameters, seed
     budget: int  # guesses allowed in this step, 0 included
     rejection: bool = False  # laws are wanted and the noise must be the drafter's own
+    prediction: Sequence[int] = ()  # the output that the caller expects
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class Junk(Stateless):
 
     def _tree(self, request: Request) -> Tree:
         tokens = request.shaping.tokens
-        rng = random.Random(f"{self.options.seed} {request.id} {len(tokens)}")
+        rng = random.Random(f"{self.options.seed} {request.shaping.seed} {len(tokens)}")
         size = rng.randint(0, min(request.budget, self.options.max_draft_tokens))
         nodes, parents = [tokens[-1]], [-1]
         taken: set[tuple[int, int]] = set()

@@ -217,8 +217,11 @@ class Engine:
         if len(tokens) >= limit:
             what = "context" if limit == self.config.context else "cache"
             raise ParameterError("prompt", f"{len(tokens):,} tokens leave no room in the {what} of {limit:,}")
-        name = (speculation.drafter or self._default_drafter) if speculation.enabled else "none"
+        name = speculation.drafter or ("prediction" if speculation.prediction is not None else self._default_drafter)
+        if not speculation.enabled:
+            name = "none"
         drafter = self._drafter(name)
+        prediction = self._prediction(speculation)
         rule = speculation.verify or self._default.verify or "match"
         guesses = speculation.max_draft_tokens
         if guesses is None:
@@ -236,7 +239,7 @@ class Engine:
         self._active[sequence.id] = _Active(
             sequence=sequence,
             text=text,
-            request=Request(sequence.id, shaping, 0, rule == "rejection"),
+            request=Request(sequence.id, shaping, 0, rule == "rejection", prediction),
             drafter=drafter,
             max_guesses=guesses,
             admitted=time.perf_counter(),
@@ -261,6 +264,18 @@ class Engine:
                     )
         if not tokens:
             raise ParameterError("prompt", "it is empty")
+        return tokens
+
+    def _prediction(self, speculation: Speculation) -> Seq[int]:
+        expected = speculation.prediction
+        if expected is None:
+            return ()
+        tokens = self.tokenizer.encode(expected) if isinstance(expected, str) else expected
+        for token in tokens:
+            if not 0 <= token < self.config.vocabulary:
+                raise ParameterError(
+                    "prediction", f"token {token} is outside the vocabulary of {self.config.vocabulary:,}"
+                )
         return tokens
 
     def cancel(self, id: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ class Speculation:
     max_draft_tokens: int | None = None
     verify: Verify | None = None
     enabled: bool = True
+    prediction: str | Sequence[int] | None = None  # the expected output (OpenAI's predicted outputs), for `prediction`
 
     def __post_init__(self) -> None:
         if self.verify is not None and self.verify not in get_args(Verify):
@@ -30,6 +31,13 @@ class Speculation:
             raise ParameterError("max_draft_tokens", f"{n!r} is not a whole number in [0, 4,096]")
         if not isinstance(self.enabled, bool):
             raise ParameterError("enabled", f"{self.enabled!r} is neither true nor false")
+        expected = self.prediction
+        if expected is not None and not isinstance(expected, str):
+            if not isinstance(expected, Sequence) or any(
+                isinstance(t, bool) or not isinstance(t, int) for t in expected
+            ):
+                raise ParameterError("prediction", f"{expected!r} is neither a text nor a list of token ids")
+            object.__setattr__(self, "prediction", tuple(expected))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Speculation:

@@ -1,0 +1,91 @@
+"""The contract of every drafter in the folder: it may guess what it likes, and nothing of it shows in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from outrider import Engine, Result, Speculation
+from outrider.core.shaping import Shaping
+from outrider.drafters import registry
+from outrider.drafters.base import Request
+from rigs import Rig, accepted, draft_files, files, loaded, mix, prompts, said
+
+NAMES = registry.names()
+ROOMY = Rig()
+
+
+def make(name: str, rig: Rig = ROOMY, **settings: Any) -> Engine:
+    return Engine.from_loaded(loaded(files(), rig), drafter=name, draft=loaded(draft_files(), rig), **settings)
+
+
+def expected(name: str, texts: Sequence[Result]) -> list[Speculation]:
+    """What `prediction` needs: an output that is right at first, and then wrong."""
+    if name != "prediction":
+        return [Speculation()] * len(texts)
+    return [Speculation(prediction=[*r.tokens[:9], 1, 2, *r.tokens[11:]]) for r in texts]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Result]:
+    return make("none", batch_size=1).generate(prompts(4), mix("T 0.7", 8, max_tokens=40))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("verify", ["match", "rejection"])
+def test_parity_and_no_row_is_left_behind(name: str, verify: Any, plain: list[Result]) -> None:
+    """Equal texts under match, whole texts under rejection; target and draft caches are empty afterwards."""
+    engine = make(name, batch_size=3, prefill_chunk=10, verify=verify)
+    got = engine.generate(prompts(4), mix("T 0.7", 8, max_tokens=40), speculation=expected(name, plain))
+    if verify == "match":
+        assert [said(r) for r in got] == [said(r) for r in plain]
+        if name not in ("none", "junk"):
+            assert accepted(got) > 0
+    else:
+        assert [r.usage.completion_tokens for r in got] == [len(r.tokens) for r in got]
+    engine.runner.pages.check_integrity()
+    assert engine.runner.pages.free == engine.runner.pages.count
+    again = engine.generate(prompts(4), mix("T 0.7", 8, max_tokens=40), speculation=expected(name, plain))
+    assert [r.tokens for r in again] == [r.tokens for r in got]  # nothing of the first round is left
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_budget_of_nothing_gives_the_root(name: str) -> None:
+    """An empty draft is the tree of plain decoding, not an error."""
+    engine = make(name)
+    drafter = engine._drafter(name)
+    shaping = Shaping(mix("greedy", 0), 0, prompts(2)[1], len(prompts(2)[1]))
+    (tree,) = drafter.propose([Request(77, shaping, 0)])
+    assert (tree.tokens, tree.parents) == ((prompts(2)[1][-1],), (-1,))
+    drafter.forget(77)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preemption_and_forgetting_unknown_sequences(name: str, plain: list[Result]) -> None:
+    """Eviction in the middle of a text changes nothing; forgetting what was never seen is no error."""
+    engine = make(name, Rig(page_size=4, cache_tokens=112), batch_size=4, prefill_chunk=16)
+    engine._drafter(name).forget(12345)
+    got = engine.generate(prompts(4), mix("T 0.7", 8, max_tokens=40), speculation=expected(name, plain))
+    assert engine.preemptions > 0
+    assert [said(r) for r in got] == [said(r) for r in plain]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_has_a_line_for_it(name: str) -> None:
+    """Name, idea, needs and use are there; options carry help."""
+    drafter = registry.find(name)
+    assert drafter.name == name
+    assert all((drafter.summary, drafter.needs, drafter.helps))
+    from dataclasses import fields
+
+    assert all(f.metadata.get("help") for f in fields(drafter.Options))
+
+
+def test_junk_from_a_hostile_drafter_never_shows(plain: list[Result]) -> None:
+    """Large random trees at every step, with most guesses refused."""
+    engine = make("junk", drafter_options={"max_draft_tokens": 40}, batch_size=4)
+    got = engine.generate(prompts(4), mix("T 0.7", 8, max_tokens=40))
+    assert [said(r) for r in got] == [said(r) for r in plain]
+    assert sum(s.drafted for r in got for s in r.steps) > 1000
