@@ -29,6 +29,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.oracle
+torch.set_num_threads(1)  # pytest may run a process per core: threads that wait for one another would crawl
 
 FULL = bool(os.environ.get("OUTRIDER_ORACLE_FULL"))  # 20 prompts x 64 tokens instead of 4 x 16
 TIE = 1e-3  # logits nearer than this may change places
@@ -188,7 +189,7 @@ def greedy(model: Any, tokens: Sequence[int], count: int) -> list[int]:
 def compare_greedy(files: ModelFiles) -> str:
     """Greedy ids of both, 20 prompts x 64 tokens (or 4 x 16): equal up to a first difference between near-equal logits.
 
-    The oracle writes; the reference reads the oracle's text in one forward and gives its own argmax after each token.
+    Returns a line that says how many. The oracle writes; the reference reads the oracle's text in one forward and gives its own argmax after each token.
     Up to the first difference that is what it would have written itself, since its rows do not depend on how they
     were fed (test_reference.py).
     """
