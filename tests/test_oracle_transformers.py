@@ -189,9 +189,9 @@ def greedy(model: Any, tokens: Sequence[int], count: int) -> list[int]:
 def compare_greedy(files: ModelFiles) -> str:
     """Greedy ids of both, 20 prompts x 64 tokens (or 4 x 16): equal up to a first difference between near-equal logits.
 
-    Returns a line that says how many. The oracle writes; the reference reads the oracle's text in one forward and gives its own argmax after each token.
+    The oracle writes; the reference reads the oracle's text in one forward and gives its own argmax after each token.
     Up to the first difference that is what it would have written itself, since its rows do not depend on how they
-    were fed (test_reference.py).
+    were fed (test_reference.py). Returns a line that says how many texts are equal.
     """
     prompts = [files.tokenizer.encode(text) for text in PROMPTS]
     prompts += [files.tokenizer.chat([{"role": "user", "content": text}]) for text in QUESTIONS]
