@@ -69,7 +69,7 @@ def test_the_corpus_is_large_and_tricky() -> None:
     assert len(TEXTS) >= 200
     ids = FIXTURE["ids"]
     for cut in ("qwen2", "llama-bpe", "gpt-2", "default"):
-        assert sum(one != other for one, other in zip(ids["smollm"], ids[cut], strict=True)) > 10
+        assert sum(one != other for one, other in zip(ids["smollm"], ids[cut], strict=True)) > 5
 
 
 @pytest.mark.model
