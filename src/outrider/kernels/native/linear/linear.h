@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,26 +55,32 @@ inline constexpr int kUnit = 32;   // outputs of a unit, the grain of work: 32 c
 inline constexpr int kTile = 8;    // rows whose activations lie together
 inline constexpr int kMaxRows = 512;  // most rows of one multiply
 
-// A block of memory at a 2 MiB boundary, in huge pages where the system has them. Movable.
-class Pages {
+// Memory at 2 MiB boundaries, in huge pages where the system has them, handed out piece by piece: small layers share a
+// page, and the layers of a model lie behind one another in the order of their making.
+class Arena {
  public:
-  Pages() = default;
-  explicit Pages(std::size_t bytes);  // zeroed
-  Pages(Pages&& other) noexcept;
-  Pages& operator=(Pages&& other) noexcept;
-  ~Pages();
-  std::uint8_t* data() const { return data_; }
-  std::size_t size() const { return size_; }
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena();
+  std::uint8_t* allocate(std::size_t bytes);  // zeroed, at a multiple of 4 KiB. Throws std::bad_alloc
+  std::size_t bytes() const { return used_; }
 
  private:
-  std::uint8_t* data_ = nullptr;
-  std::size_t size_ = 0;
+  struct Chunk {
+    std::uint8_t* data;
+    std::size_t size;
+  };
+  std::vector<Chunk> chunks_;
+  std::size_t free_ = 0;  // at the end of the last chunk
+  std::size_t used_ = 0;
 };
 
 struct LinearOptions {
   bool paired = false;   // two sources of equal shape, gate and up: unit u holds rows [16u, 16u+16) of both, for SwiGLU
   int group = 0;         // int8: 32, 64 or 128 columns to a scale; 0 chooses. int4 has 32. Ignored by bf16 and fp32
   int threads = 0;       // that pack; 0 = all
+  std::shared_ptr<Arena> arena = nullptr;  // where the weights go; null = memory of their own
 };
 
 class Linear {
@@ -105,7 +112,8 @@ class Linear {
   bool paired_ = false;
   std::uint8_t scales_ = 0;  // how scales are stored, see layout.h
   std::size_t bytes_ = 0;
-  Pages pages_;
+  std::uint8_t* data_ = nullptr;  // in the arena
+  std::shared_ptr<Arena> arena_;
   std::vector<float> bias_;  // by unit, padded; empty without bias
 };
 
@@ -120,12 +128,13 @@ class Activations {
   void prepare(const Linear& linear, const float* x, int row);
 
   int max_rows() const { return max_rows_; }
-  const std::uint8_t* data() const { return pages_.data(); }
+  const std::uint8_t* data() const { return data_; }
 
  private:
   int max_rows_ = 0;
   std::int64_t max_columns_ = 0;
-  Pages pages_;
+  std::uint8_t* data_ = nullptr;
+  std::shared_ptr<Arena> arena_;
 };
 
 enum class Epilogue : std::uint8_t {
@@ -138,6 +147,10 @@ enum class Epilogue : std::uint8_t {
 // (16u under swiglu), never beyond N. 1 <= M <= kMaxRows. Needs no memory and throws nothing.
 void multiply(const Linear& linear, const Activations& activations, int M, int unit_begin, int unit_end, float* y,
               std::int64_t ldy, Epilogue epilogue);
+
+// Asks for the first `bytes` of the weights from `unit_begin` on, without waiting: for a thread that is about to wait
+// for the others, so that the memory bus is not idle meanwhile.
+void prefetch(const Linear& linear, int unit_begin, std::size_t bytes);
 
 // The share of thread t of T in `units`: [first, second).
 struct Share {

@@ -1,0 +1,450 @@
+// The kernels, written once over 16-wide vectors. Included by linear_*.cpp, each of which first defines, in an unnamed
+// namespace, its vectors (Floats, Ints, Bytes, Right), their operations, and:
+//   kRows    rows of a chunk, kept in registers together with
+//   kBlocks  blocks of 16 columns of a chunk: 1, or 2 = the whole unit
+//   kSigned  does dot() take weights as signed, so that no correction by the sum of activations is due?
+//   kBf16    does it multiply bf16 by bf16?
+//
+// Every output element is computed by the same operations in the same order, whatever R, the chunk or the tile:
+// fp32 and bf16 add along K, one product (or pair) after the other; int8 and int4 add exactly within a group and then
+// acc = fma(float(sum), scale of weight * scale of activation, acc), group after group.
+//
+// Speed rests on three things. Weights are one stream per unit with prefetches kAhead in front, spread evenly over the
+// arithmetic: that reaches the bus limit, and goes on doing so under 8 rows' arithmetic. Up to 16 rows share what was
+// loaded: the second tile of 8 finds the group's weights in L1. And a chunk holds nothing in registers but integer sums;
+// sums of floats wait in L1, where a load per group costs nothing.
+#pragma once
+
+#include "linear/layout.h"
+
+#if defined(OUTRIDER_PLAIN)  // vectors are arrays: leave it to the compiler, or it drowns in them
+#define OUTRIDER_UNROLL
+#define OUTRIDER_INLINE __attribute__((noinline))
+#elif defined(__clang__)
+#define OUTRIDER_UNROLL _Pragma("clang loop unroll(full)")
+#define OUTRIDER_INLINE __attribute__((always_inline)) inline
+#else
+#define OUTRIDER_UNROLL _Pragma("GCC unroll 16")
+#define OUTRIDER_INLINE __attribute__((always_inline)) inline
+#endif
+
+namespace outrider {
+namespace {
+
+constexpr std::size_t kAhead = 8192;  // bytes; 4096 leaves 15 % at 8 rows, 16384 loses 5 % at one
+constexpr std::size_t kLine = 64;
+
+OUTRIDER_OP void ask(const std::uint8_t* p) { __builtin_prefetch(p, 0, 3); }
+
+// Chunk `index` asks for its share, of `sharers` equal ones, of the `lines` of the block kAhead in front: at step s of its
+// loop, when two lines are consumed per step.
+template <int sharers>
+OUTRIDER_OP void ask_share(const std::uint8_t* ahead, int index, int lines, int s) {
+  if (index >= sharers) return;
+  const std::uint8_t* p = ahead + static_cast<std::size_t>(lines / sharers * index) * kLine;
+  if constexpr (sharers == 1) {
+    ask(p + static_cast<std::size_t>(s) * 2 * kLine);
+    ask(p + (static_cast<std::size_t>(s) * 2 + 1) * kLine);
+  } else {
+    constexpr int steps = sharers / 2;
+    if (s % steps == 0) ask(p + static_cast<std::size_t>(s / steps) * kLine);
+  }
+}
+
+constexpr int sharers_of(int chunks) { return chunks >= 8 ? 8 : chunks >= 4 ? 4 : chunks >= 2 ? 2 : 1; }
+
+// --- chunks: R rows x B blocks of 16 columns over one group or a run of blocks ------------------------------------------
+// The chunk's first row and column within the tile and the unit; w, a: the weights of the unit and the activations of
+// the tile from block g on; acc: [R][32] sums from the first row and column on; ahead: what to prefetch, as the
+// `index`-th chunk.
+
+struct Place {
+  int row, column, g, blocks;
+};
+
+struct Fp32 {
+  static constexpr std::size_t kWeights = 16 * kUnit * 4, kActivations = 16 * kTile * 4, kRowBytes = 16 * 4;
+  static constexpr int kRun = 2;
+  static std::size_t lead(int) { return 0; }
+
+  template <int R, int B, int sharers>
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc,
+                                    const std::uint8_t* ahead, int index) {
+    w += 4 * at.column;
+    a += kRowBytes * at.row;
+    Floats sum[R][B];
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
+    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
+      for (int k = 0; k < 16; ++k) {
+        Floats x[B];
+        OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = load(reinterpret_cast<const float*>(w + k * kUnit * 4 + 64 * b));
+        ask_share<sharers>(ahead, index, kWeights / kLine, k);
+        OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+          const Floats y = spread(reinterpret_cast<const float*>(a + kRowBytes * r + 4 * k));
+          OUTRIDER_UNROLL for (int b = 0; b < B; ++b) add_product(sum[r][b], x[b], y);
+        }
+      }
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) store(acc + 32 * r + 16 * b, sum[r][b]);
+  }
+};
+
+// bf16 weights with bf16 activations, where the processor multiplies pairs of them.
+struct Bf16 {
+  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * kTile * 2, kRowBytes = 32 * 2;
+  static constexpr int kRun = 2;
+  static std::size_t lead(int) { return 0; }
+
+  template <int R, int B, int sharers>
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc,
+                                    const std::uint8_t* ahead, int index) {
+    w += 4 * at.column;
+    a += kRowBytes * at.row;
+    Floats sum[R][B];
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
+    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
+      for (int k = 0; k < 16; ++k) {
+        Bytes x[B];
+        OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = load_bytes(w + k * kUnit * 4 + 64 * b);
+        ask_share<sharers>(ahead, index, kWeights / kLine, k);
+        OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+          const Right y = right(a + kRowBytes * r + 4 * k);
+          OUTRIDER_UNROLL for (int b = 0; b < B; ++b) add_pairs(sum[r][b], x[b], y);
+        }
+      }
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) store(acc + 32 * r + 16 * b, sum[r][b]);
+  }
+};
+
+// bf16 weights widened to fp32, with fp32 activations in blocks of 16: two to a block of weights.
+struct WideBf16 {
+  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * kTile * 4, kRowBytes = 16 * 4;
+  static constexpr int kRun = 2;
+  static std::size_t lead(int) { return 0; }
+
+  template <int R, int B, int sharers>
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc,
+                                    const std::uint8_t* ahead, int index) {
+    w += 4 * at.column;
+    a += kRowBytes * at.row;
+    Floats sum[R][B];
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
+    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
+      for (int k = 0; k < 16; ++k) {
+        const std::uint8_t* y = a + k / 8 * (16 * kTile * 4) + k % 8 * 8;
+        Floats even[B], odd[B];
+        OUTRIDER_UNROLL for (int b = 0; b < B; ++b) widen(w + k * kUnit * 4 + 64 * b, even[b], odd[b]);
+        ask_share<sharers>(ahead, index, kWeights / kLine, k);
+        OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+          const Floats first = spread(reinterpret_cast<const float*>(y + kRowBytes * r));
+          const Floats second = spread(reinterpret_cast<const float*>(y + kRowBytes * r + 4));
+          OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
+            add_product(sum[r][b], even[b], first);
+            add_product(sum[r][b], odd[b], second);
+          }
+        }
+      }
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) store(acc + 32 * r + 16 * b, sum[r][b]);
+  }
+};
+
+template <int G>
+struct Int8 {
+  static constexpr std::size_t kScales = 64, kWeights = kScales + G * kUnit;
+  static constexpr std::size_t kActivations = kInt8ActivationHeader + G * kTile, kRowBytes = G;
+  static constexpr int kRun = 1;
+  static std::size_t lead(int) { return 0; }
+
+  template <int R, int B, int sharers>
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* tile, Place at, float* acc,
+                                    const std::uint8_t* ahead, int index) {
+    const std::uint8_t* w = group + kScales + 4 * at.column;
+    const std::uint8_t* a = tile + kInt8ActivationHeader + kRowBytes * at.row;
+    const float* scales = reinterpret_cast<const float*>(tile) + at.row;
+    const std::int32_t* start = reinterpret_cast<const std::int32_t*>(tile) + kTile + at.row;
+    Ints sum[R][B];
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = kSigned ? zero_ints() : spread(start + r);
+    if (index == 0) ask(ahead + G * kUnit);
+    for (int k = 0; k < G / 4; ++k) {
+      Left x[B];
+      OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = left(load_bytes(w + k * kUnit * 4 + 64 * b));
+      ask_share<sharers>(ahead, index, G * kUnit / kLine, k);
+      OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+        const Right y = right(a + kRowBytes * r + 4 * k);
+        OUTRIDER_UNROLL for (int b = 0; b < B; ++b) dot(sum[r][b], x[b], y);
+      }
+    }
+    Floats weight[B];
+    OUTRIDER_UNROLL for (int b = 0; b < B; ++b) weight[b] = load_halves(group + 2 * at.column + 32 * b);
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+      const Floats scale = spread(scales + r);
+      OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
+        float* y = acc + 32 * r + 16 * b;
+        store(y, fma(to_floats(sum[r][b]), mul(weight[b], scale), load(y)));
+      }
+    }
+  }
+};
+
+template <Scales S>
+struct Int4 {
+  static constexpr std::size_t kScales = S == Scales::halves ? 128 : S == Scales::floats ? 256 : 64;
+  static constexpr std::size_t kWeights = kScales + kInt4Group;
+  static constexpr std::size_t kActivations = kInt4ActivationHeader + 32 * kTile, kRowBytes = 32;
+  static constexpr int kRun = 1;
+  // `packed` has a header in front of each 8 groups.
+  static std::size_t lead(int g) { return S == Scales::packed && g % 8 == 0 ? kPackedHeader : 0; }
+
+  static OUTRIDER_OP Floats scale_of(const std::uint8_t* group, const std::uint8_t* header, int column) {
+    if constexpr (S == Scales::floats) return load(reinterpret_cast<const float*>(group) + column);
+    if constexpr (S == Scales::packed) return mul(load_halves(header + 2 * column), load_small(group + column));
+    return load_halves(group + 2 * column);
+  }
+  static OUTRIDER_OP Floats offset_of(const std::uint8_t* group, const std::uint8_t* header, int column) {
+    if constexpr (S == Scales::floats) return load(reinterpret_cast<const float*>(group + 128) + column);
+    if constexpr (S == Scales::packed) return negative(mul(load_halves(header + 64 + 2 * column), load_small(group + 32 + column)));
+    return load_halves(group + 64 + 2 * column);
+  }
+
+  template <int R, int B, int sharers>
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* tile, Place at, float* acc,
+                                    const std::uint8_t* ahead, int index) {
+    const std::uint8_t* w = group + kScales + 4 * at.column;
+    const std::uint8_t* a = tile + kInt4ActivationHeader + kRowBytes * at.row;
+    const std::uint8_t* header = group - static_cast<std::size_t>(at.g % 8) * kWeights - kPackedHeader;
+    const float* scales = reinterpret_cast<const float*>(tile) + at.row;
+    const std::int32_t* start = reinterpret_cast<const std::int32_t*>(tile) + kTile + at.row;
+    Ints sum[R][B];
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = S == Scales::half ? spread(start + r) : zero_ints();
+    if (index == 0)
+      OUTRIDER_UNROLL for (std::size_t i = 0; i < kScales; i += kLine) ask(ahead + kInt4Group + i);
+    OUTRIDER_UNROLL for (int j = 0; j < 4; ++j) {
+      Nibbles low[B], high[B];
+      OUTRIDER_UNROLL for (int b = 0; b < B; ++b) split_nibbles(load_bytes(w + j * kUnit * 4 + 64 * b), low[b], high[b]);
+      ask_share<sharers>(ahead, index, kInt4Group / kLine, j);
+      OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+        const Right y = right(a + kRowBytes * r + 8 * j), z = right(a + kRowBytes * r + 8 * j + 4);
+        OUTRIDER_UNROLL for (int b = 0; b < B; ++b) dot(sum[r][b], low[b], y);
+        OUTRIDER_UNROLL for (int b = 0; b < B; ++b) dot(sum[r][b], high[b], z);
+      }
+    }
+    Floats weight[B], offset[B];
+    OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
+      weight[b] = scale_of(group, header, at.column + 16 * b);
+      if constexpr (S != Scales::half) offset[b] = offset_of(group, header, at.column + 16 * b);
+    }
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
+      const Floats scale = spread(scales + r), scaled_sum = spread(scales + 2 * kTile + r);
+      OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
+        float* y = acc + 32 * r + 16 * b;
+        Floats value = fma(to_floats(sum[r][b]), mul(weight[b], scale), load(y));
+        if constexpr (S != Scales::half) value = fma(offset[b], scaled_sum, value);
+        store(y, value);
+      }
+    }
+  }
+};
+
+// --- a unit: up to two tiles of rows over the whole of K ----------------------------------------------------------------
+
+constexpr int chunks(int rows) { return (rows + kRows - 1) / kRows * (2 / kBlocks); }
+
+// Rows [row, R) of a tile over `blocks` blocks from g on: chunk after chunk, kRows rows and kBlocks blocks of columns each.
+template <class Op, int R, int count, int row = 0>
+OUTRIDER_OP void tile_rows(const std::uint8_t* w, const std::uint8_t* a, int g, int blocks, float* acc, int index) {
+  if constexpr (row < R) {
+    constexpr int here = R - row < kRows ? R - row : kRows;
+    for (int column = 0; column < kUnit; column += 16 * kBlocks, ++index)
+      Op::template chunk<here, kBlocks, sharers_of(count)>(w, a, {row, column, g, blocks}, acc + 32 * row + column, w + kAhead, index);
+    tile_rows<Op, R, count, row + kRows>(w, a, g, blocks, acc, index);
+  }
+}
+
+template <class Op, int R0, int R1>
+void unit(const LinearView& v, const std::uint8_t* w, const std::uint8_t* a, std::size_t tile, float* acc) {
+  constexpr int count = chunks(R0) + chunks(R1);
+  for (int i = 0; i < (R0 + R1) * 2; ++i) store(acc + 16 * i, zero_floats());
+  // fp32 and bf16: one chunk alone keeps its sums in registers along the whole of K, several take turns on what L1 holds.
+  const int run = count == 1 && Op::kRun > 1 ? v.groups : Op::kRun;
+  for (int g = 0; g < v.groups; g += run) {
+    const int blocks = g + run < v.groups ? run : v.groups - g;
+    w += Op::lead(g);
+    tile_rows<Op, R0, count>(w, a, g, blocks, acc, 0);
+    if constexpr (R1 > 0) tile_rows<Op, R1, count>(w, a + tile, g, blocks, acc + 32 * R0, chunks(R0));
+    w += static_cast<std::size_t>(run) * Op::kWeights;
+    a += static_cast<std::size_t>(run) * Op::kActivations;
+  }
+}
+
+using UnitFunction = void (*)(const LinearView&, const std::uint8_t*, const std::uint8_t*, std::size_t, float*);
+
+template <class Op>
+UnitFunction unit_of(int rows) {
+  static constexpr UnitFunction table[kBlock] = {
+      unit<Op, 1, 0>, unit<Op, 2, 0>, unit<Op, 3, 0>, unit<Op, 4, 0>, unit<Op, 5, 0>, unit<Op, 6, 0>,
+      unit<Op, 7, 0>, unit<Op, 8, 0>, unit<Op, 8, 1>, unit<Op, 8, 2>, unit<Op, 8, 3>, unit<Op, 8, 4>,
+      unit<Op, 8, 5>, unit<Op, 8, 6>, unit<Op, 8, 7>, unit<Op, 8, 8>};
+  return table[rows - 1];
+}
+
+UnitFunction unit_for(const LinearView& v, int rows) {
+  switch (v.format) {
+    case Format::fp32: return unit_of<Fp32>(rows);
+    case Format::bf16:
+      if constexpr (kBf16) return unit_of<Bf16>(rows);
+      else return unit_of<WideBf16>(rows);
+    case Format::int8:
+      return v.group == 32 ? unit_of<Int8<32>>(rows) : v.group == 64 ? unit_of<Int8<64>>(rows) : unit_of<Int8<128>>(rows);
+    case Format::int4: break;
+  }
+  switch (v.scales) {
+    case Scales::half: return unit_of<Int4<Scales::half>>(rows);
+    case Scales::halves: return unit_of<Int4<Scales::halves>>(rows);
+    case Scales::floats: return unit_of<Int4<Scales::floats>>(rows);
+    case Scales::packed: break;
+  }
+  return unit_of<Int4<Scales::packed>>(rows);
+}
+
+// --- epilogues ----------------------------------------------------------------------------------------------------------
+
+// exp(x) for |x| <= 87: 2^n * (Taylor series of e^r to r^7), |r| <= ln 2 / 2; relative error below 2e-7.
+OUTRIDER_OP Floats exponential(Floats x) {
+  const Floats n = round_even(mul(x, spread(1.44269504f)));
+  Floats r = fma(n, spread(-0.693145752f), x);  // ln 2 in two parts, the first exact in few bits
+  r = fma(n, spread(-1.42860677e-6f), r);
+  Floats p = spread(1.0f / 5040);
+  p = fma(p, r, spread(1.0f / 720));
+  p = fma(p, r, spread(1.0f / 120));
+  p = fma(p, r, spread(1.0f / 24));
+  p = fma(p, r, spread(1.0f / 6));
+  p = fma(p, r, spread(0.5f));
+  p = fma(p, r, spread(1.0f));
+  p = fma(p, r, spread(1.0f));
+  return times_two_to(p, n);
+}
+
+OUTRIDER_OP Floats silu(Floats x) {  // x / (1 + e^-x); NaN stays
+  const Floats bounded = at_least(spread(-87.0f), at_most(spread(87.0f), x));
+  return div(x, add(spread(1.0f), exponential(negative(bounded))));
+}
+
+// Up to 16 values to y.
+OUTRIDER_OP void put(float* y, Floats value, int count, bool add_to_y) {
+  if (count >= 16) {
+    store(y, add_to_y ? add(load(y), value) : value);
+    return;
+  }
+  alignas(64) float values[16];
+  store(values, value);
+  for (int i = 0; i < count; ++i) y[i] = add_to_y ? y[i] + values[i] : values[i];
+}
+
+void finish(const LinearView& v, int u, const float* acc, int rows, float* y, std::int64_t ldy, Epilogue epilogue) {
+  const bool swiglu = epilogue == Epilogue::swiglu, add_to_y = epilogue == Epilogue::add;
+  const std::int64_t first = static_cast<std::int64_t>(u) * (swiglu ? 16 : kUnit);
+  const std::int64_t left = (swiglu ? v.n / 2 : v.n) - first;
+  const int count = left < kUnit ? static_cast<int>(left) : kUnit;
+  Floats bias[2] = {zero_floats(), zero_floats()};
+  if (v.bias != nullptr)
+    for (int b = 0; b < 2; ++b) bias[b] = load(v.bias + static_cast<std::int64_t>(u) * kUnit + 16 * b);
+  for (int r = 0; r < rows; ++r, acc += kUnit) {
+    float* out = y + r * ldy + first;
+    Floats value[2] = {load(acc), load(acc + 16)};
+    if (v.bias != nullptr)
+      for (int b = 0; b < 2; ++b) value[b] = add(value[b], bias[b]);
+    if (swiglu) {
+      put(out, mul(silu(value[0]), value[1]), count, false);
+    } else {
+      put(out, value[0], count, add_to_y);
+      if (count > 16) put(out + 16, value[1], count - 16, add_to_y);
+    }
+  }
+}
+
+void multiply_here(const LinearView& v, const std::uint8_t* activations, int M, int unit_begin, int unit_end, float* y,
+                   std::int64_t ldy, Epilogue epilogue) {
+  alignas(64) float acc[kBlock * kUnit];
+  const std::size_t tile = tile_bytes(v);
+  const UnitFunction whole = unit_for(v, M < kBlock ? M : kBlock);
+  const UnitFunction rest = M % kBlock == 0 ? whole : unit_for(v, M % kBlock);
+  for (int u = unit_begin; u < unit_end; ++u) {
+    const std::uint8_t* w = v.data + static_cast<std::size_t>(u) * v.unit_bytes;
+    for (int m = 0; m < M; m += kBlock) {
+      const int rows = M - m < kBlock ? M - m : kBlock;
+      (rows == kBlock ? whole : rest)(v, w, activations + static_cast<std::size_t>(m / kTile) * tile, tile, acc);
+      finish(v, u, acc, rows, y + m * ldy, ldy, epilogue);
+    }
+  }
+}
+
+// --- activations --------------------------------------------------------------------------------------------------------
+
+// [K / block][8][block] floats, zeros beyond K.
+void prepare_floats(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
+  const std::int64_t padded = static_cast<std::int64_t>(v.groups) * (v.format == Format::fp32 ? 16 : 32);
+  float* out = reinterpret_cast<float*>(tile) + 16 * lane;
+  std::int64_t k = 0;
+  for (; k + 16 <= v.k; k += 16) store(out + k * kTile, load(x + k));
+  for (; k < padded; ++k) out[k / 16 * 16 * kTile + k % 16] = k < v.k ? x[k] : 0.0f;
+}
+
+template <class Vector>  // Floats, where store_bf16() takes them
+void prepare_bf16(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
+  std::uint8_t* out = tile + Bf16::kRowBytes * static_cast<std::size_t>(lane);
+  std::int64_t k = 0;
+  for (int g = 0; g < v.groups; ++g, out += Bf16::kActivations)
+    for (int half = 0; half < 2; ++half, k += 16) {
+      if (k + 16 <= v.k) {
+        store_bf16(out + 32 * half, Vector(load(x + k)));
+        continue;
+      }
+      alignas(64) float last[16] = {};
+      for (int i = 0; k + i < v.k; ++i) last[i] = x[k + i];
+      store_bf16(out + 32 * half, Vector(load(last)));
+    }
+}
+
+// Scale = largest / 127 of each group, integers rounded to nearest even, and their sums.
+template <int G>
+void prepare_ints(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
+  const bool four = v.format == Format::int4;
+  const std::size_t header = four ? kInt4ActivationHeader : kInt8ActivationHeader;
+  for (int g = 0; g < v.groups; ++g, x += G, tile += header + G * kTile) {
+    Floats part[G / 16], largest = zero_floats();
+    OUTRIDER_UNROLL for (int i = 0; i < G / 16; ++i) {
+      part[i] = load(x + 16 * i);
+      largest = at_least(largest, magnitude(part[i]));
+    }
+    const float peak = highest(largest);
+    const bool zero = peak < 1e-30f;  // 127 / peak must stay finite
+    const float scale = zero ? 0.0f : peak * (1.0f / 127.0f);
+    const Floats inverse = spread(zero ? 0.0f : 127.0f / peak);
+    Ints sums = zero_ints();
+    std::uint8_t* out = tile + header + static_cast<std::size_t>(lane) * G;
+    OUTRIDER_UNROLL for (int i = 0; i < G / 16; ++i) {
+      const Ints q = to_ints(mul(part[i], inverse));
+      sums = add(sums, q);
+      store_small(out + 16 * i, q);
+    }
+    const std::int32_t sum = total(sums);
+    float* scales = reinterpret_cast<float*>(tile) + lane;
+    std::int32_t* start = reinterpret_cast<std::int32_t*>(tile) + kTile + lane;
+    *scales = scale;
+    *start = (four ? -8 : -128) * sum;
+    if (four) scales[2 * kTile] = scale * static_cast<float>(sum);
+  }
+}
+
+void prepare_here(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
+  if (v.format == Format::fp32 || (v.format == Format::bf16 && !kBf16)) return prepare_floats(v, x, tile, lane);
+  if (v.format == Format::bf16) {
+    if constexpr (kBf16) prepare_bf16<Floats>(v, x, tile, lane);
+    return;
+  }
+  v.group == 32 ? prepare_ints<32>(v, x, tile, lane)
+  : v.group == 64 ? prepare_ints<64>(v, x, tile, lane)
+                  : prepare_ints<128>(v, x, tile, lane);
+}
+
+}  // namespace
+}  // namespace outrider

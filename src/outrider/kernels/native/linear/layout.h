@@ -1,0 +1,68 @@
+// How packed weights and prepared activations lie in memory; the same for all instruction sets.
+//
+// Weights: units of 32 outputs ("columns" of the product), each one stream in the order in which it is read.
+//   fp32   [K16][32] float                              K16, K32: K rounded up to 16, 32 with zeros
+//   bf16   [K32/2][32][2] bf16
+//   int8   [K/G] { scale [32] half ; [G/4][32][4] u8 = weight + 128 }
+//   int4   [K/32] { scales ; [4][32][4] u8, step j: low nibble = column k = 8j + i, high nibble = k = 8j + 4 + i }
+//          scales: half      scale [32] half; weight = scale * (nibble - 8)
+//                  halves    scale [32], offset [32] half; weight = scale * nibble + offset
+//                  floats    the same in float
+//                  packed    before each 8 groups: d [32], m [32] half; per group: s [32], t [32] u8;
+//                            scale = d * s, offset = -(m * t)                 (Q4_K as it is, with two bytes per scale)
+// Activations: tiles of 8 rows, each one stream too, so that the rows of a tile differ by constant distances.
+//   fp32   [K16/16][8][16] float  (bf16 without bf16 multiplication: K32)
+//   bf16   [K32/32][8][32] bf16
+//   int8   [K/G] { scale [8] float ; -128 * sum [8] int32 ; [8][G] int8 }
+//   int4   [K/32] { scale [8] float ; -8 * sum [8] int32 ; scale * sum [8] float ; unused [8] ; [8][32] int8 }
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear/linear.h"
+
+namespace outrider {
+
+enum class Scales : std::uint8_t { half, halves, floats, packed };
+
+inline constexpr std::size_t kInt8ActivationHeader = 64;
+inline constexpr std::size_t kInt4ActivationHeader = 128;
+inline constexpr std::size_t kInt4Group = 512;         // nibbles of a group of a unit, in bytes
+inline constexpr std::size_t kPackedHeader = 128;      // of 8 groups
+inline constexpr int kBlock = 16;                      // rows of y computed together, at most: two tiles
+
+// What a kernel needs to know of a Linear.
+struct LinearView {
+  Format format;
+  Scales scales;
+  bool paired;
+  int group;
+  int groups;               // K / G; fp32 and bf16: blocks of 16 and 32 columns
+  std::int64_t k, n;
+  std::size_t unit_bytes;
+  const std::uint8_t* data;
+  const float* bias;        // by unit, or null
+
+  explicit LinearView(const Linear& linear);
+};
+
+// Bytes of a tile of 8 rows of activations.
+std::size_t tile_bytes(const LinearView& view);
+
+// One per instruction set. `rows` of `prepare` is a pointer to the tile; `lane` the row in it.
+struct Kernels {
+  void (*prepare)(const LinearView& view, const float* x, std::uint8_t* tile, int lane);
+  void (*multiply)(const LinearView& view, const std::uint8_t* activations, int M, int unit_begin, int unit_end, float* y,
+                   std::int64_t ldy, Epilogue epilogue);
+  bool bf16_activations;    // bf16 weights meet bf16 activations, not fp32
+};
+
+const Kernels& kernels();   // of isa()
+const Kernels& kernels_portable();
+const Kernels& kernels_avx2();
+const Kernels& kernels_avxvnni();
+const Kernels& kernels_avx512();        // without AVX512_BF16
+const Kernels& kernels_avx512_bf16();
+
+}  // namespace outrider
