@@ -24,7 +24,7 @@ _SEQUENCES = 8  # of full length that fit into a cache of the default size, memo
 _SHARE = 4  # a quarter of the machine's memory at most
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """A model that can be run."""
 
@@ -34,7 +34,7 @@ class Loaded:
 
 
 def load(
-    model: str | Path,
+    model: str | Path | ModelFiles,
     *,
     runner: str = "native",
     dtype: str = "auto",
@@ -44,7 +44,7 @@ def load(
     cache_tokens: int | None = None,
     page_size: int = 64,
 ) -> Loaded:
-    """Opens the model under a name or path and packs its weights.
+    """Opens the model under a name or path, unless it is open already, and packs its weights.
 
     `dtype`, `head_dtype` and `kv_dtype` are fp32, bf16, int8, int4 (not for the cache) or auto; see
     `runtime.native.NativeRunner`. The reference runner knows fp32 and fp64. `cache_tokens` are the rows of the cache
@@ -62,10 +62,7 @@ def load(
     else:
         _check_native(dtype, head_dtype=head_dtype, kv_dtype=kv_dtype)
 
-    from outrider.models.load import open_model
-    from outrider.models.registry import resolve
-
-    files = open_model(resolve(model))
+    files = _opened(model)
     made: Runner
     if runner == "reference":
         from outrider.runtime.reference import ReferenceRunner
@@ -78,6 +75,13 @@ def load(
         tokens = cache_tokens or _cache_tokens(files.config)
         made = NativeRunner(files, dtype, head_dtype, kv_dtype, threads, tokens, page_size)
     return Loaded(made, files.tokenizer, files)
+
+
+def _opened(model: str | Path | ModelFiles) -> ModelFiles:
+    from outrider.models.load import ModelFiles, open_model
+    from outrider.models.registry import resolve
+
+    return model if isinstance(model, ModelFiles) else open_model(resolve(model))
 
 
 def _check_native(dtype: str, **others: str | None) -> None:

@@ -90,11 +90,11 @@ class NativeRunner:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token in the cache, all layers together."""
-        return int(self._decoder.row_bytes)
+        return self._decoder.row_bytes
 
     def memory(self) -> dict[str, int]:
-        """Bytes held by purpose. The cache's are room in the address space; the system gives them as they are written."""
-        return dict(self._decoder.memory())
+        """Bytes held, by purpose. The cache's are address space: the system gives them as they are written."""
+        return self._decoder.memory()
 
 
 class NativeScores:
@@ -102,9 +102,7 @@ class NativeScores:
 
     __slots__ = ("_batch", "_firsts", "_hidden", "_logits")
 
-    def __init__(
-        self, batch: Sequence[Feed], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
-    ) -> None:
+    def __init__(self, batch: Sequence[Feed], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None) -> None:
         self._batch, self._logits, self._hidden = tuple(batch), logits, hidden
         self._firsts = [0]  # row of each feed's root in `logits`
         for feed in batch:
@@ -115,7 +113,8 @@ class NativeScores:
         row = self._firsts[feed] + node
         if not 0 <= node < self._firsts[feed + 1] - self._firsts[feed]:
             raise IndexError(f"node {node} of feed {feed} was not scored")
-        return self._logits[row]  # type: ignore[no-any-return]
+        logits: NDArray[np.float32] = self._logits[row]
+        return logits
 
     def draw(self, feed: int, node: int, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
         return sampling.draw(self.logits(feed, node), shaping, path)

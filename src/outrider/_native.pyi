@@ -1,0 +1,84 @@
+"""The native core: see kernels/native/module.cpp and bind_sampling.cpp. Letters as in runtime/runner.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Feed = tuple[int, Sequence[int], Sequence[int], Sequence[int] | None, Sequence[int] | None]
+
+def isa() -> str:
+    """The instruction set in use: avx512, avxvnni, avx2 or portable. The environment's OUTRIDER_ISA overrides it."""
+
+class Decoder:
+    def __init__(
+        self,
+        *,
+        shape: Mapping[str, Any],  # a DecoderConfig as a dict
+        tensors: Mapping[str, tuple[str, NDArray[np.uint8], int]],  # name -> kind, raw [rows, bytes per row], columns
+        formats: Mapping[str, str],  # "head", "layers.0.qkv", ".o", ".gate_up", ".down" -> fp32, bf16, int8 or int4
+        frequencies: NDArray[np.float64],  # [head_dim / 2]
+        rope_factor: float,
+        kv_dtype: str,
+        page_count: int,
+        page_size: int,
+        threads: int,
+    ) -> None: ...
+    def forward(
+        self, feeds: Sequence[_Feed], wants: Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Feeds: (committed rows, pages, pending tokens, tree tokens, tree parents) -> [scored rows, V], [M, W, D]"""
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None: ...
+    def memory(self) -> dict[str, int]: ...
+    @property
+    def row_bytes(self) -> int: ...
+
+class NativeShaping:
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        frequency_penalty: float,
+        presence_penalty: float,
+        bias: list[tuple[int, float]],
+        min_tokens: int,
+        ends: list[int],
+        seed: int,
+        prompt_length: int,
+        logprobs: int,
+    ) -> None: ...
+    def draw(
+        self,
+        row: NDArray[np.float32],
+        position: int,
+        path: Sequence[int],
+        tokens: Sequence[int],
+        mask: NDArray[np.uint32] | None,
+    ) -> tuple[int, float | None, tuple[tuple[int, float], ...]]: ...
+    def law(
+        self,
+        row: NDArray[np.float32],
+        position: int,
+        path: Sequence[int],
+        tokens: Sequence[int],
+        mask: NDArray[np.uint32] | None,
+    ) -> NDArray[np.float64]: ...
+    def top(
+        self,
+        row: NDArray[np.float32],
+        k: int,
+        position: int,
+        path: Sequence[int],
+        tokens: Sequence[int],
+        mask: NDArray[np.uint32] | None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+
+def top(row: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+def top_rows(rows: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+def log_softmax(row: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float64]: ...
+def gumbel(seed: int, position: int, count: int, stream: int) -> NDArray[np.float64]: ...
