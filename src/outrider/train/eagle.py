@@ -1,0 +1,251 @@
+"""Trains an EAGLE-3 head (Li et al. 2025): a fused state of three layers, one decoder layer, a reduced vocabulary.
+
+Training-time test, unrolled over `steps` guesses. At root t, with x the text:
+
+    step 1 reads (embedding of x_{t+1}, fc(states at t))          and guesses x_{t+2}
+    step s reads (embedding of x_{t+s}, its own output of step s-1) and guesses x_{t+s+1}
+
+    keys that step s of root t sees:   real-feature keys of positions 0 ... t  |  its own keys of steps 2 ... s
+
+which is what it will see when it drafts a chain of its own guesses after t, if all of them hold.
+
+Letters: B texts, S positions, A roots, D hidden size, d head size, V tokens of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.models.heads import EagleConfig
+from outrider.train.chains import ChainCount
+from outrider.train.decoder import rms_norm, rotary, rotate
+from outrider.train.features import FeatureStore
+from outrider.train.losses import distance, parse_mix
+from outrider.train.loop import Acceptance, Report
+from outrider.train.texts import Batch, collate
+
+__all__ = ["EagleModule", "EaglePupil", "EagleSettings", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class EagleSettings:
+    """What kind of head, and what it is trained for."""
+
+    draft_vocabulary: int = field(default=8000, metadata={"help": "tokens that it can guess; 0 is all"})
+    layers: tuple[int, ...] = field(default=(), metadata={"help": "target layers it reads; none given: early, middle, late"})
+    steps: int = field(default=3, metadata={"help": "guesses that the training unrolls"})
+    step_decay: float = field(default=0.8, metadata={"help": "weight of each further step's loss"})
+    loss: str = field(default="kl", metadata={"help": "kl, tv, ce or a mix such as 0.5*kl+0.5*tv"})
+    intermediate: int = field(default=0, metadata={"help": "width of its MLP; 0 is the target's"})
+    depth: int = field(default=6, metadata={"help": "guesses per chain in validation"})
+    autocast: bool = field(default=True, metadata={"help": "matrix products in bfloat16"})
+
+
+@dataclass(slots=True)
+class Target:
+    """What the head takes from its target, frozen."""
+
+    embed: Tensor  # [vocabulary, D]
+    head: Tensor  # [V, D], the rows of the draft vocabulary
+    norm: Tensor  # [D]
+    tokens: NDArray[np.int64]  # draft token -> target token [V]
+    index: Tensor  # target token -> draft token, -1 outside [vocabulary]
+
+
+class EagleModule(nn.Module):
+    """The head's own weights, under their canonical names."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        decoder = config.decoder
+        hidden, dim = decoder.hidden, decoder.head_dim
+        queries, keys = decoder.heads * dim, decoder.kv_heads * dim
+
+        def matrix(rows: int, columns: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(rows, columns))
+
+        def vector(size: int) -> nn.Parameter:
+            return nn.Parameter(torch.ones(size))
+
+        self.fc = matrix(hidden, len(config.wants) * hidden)
+        self.input_norm = vector(len(config.wants) * hidden) if config.norm_before_fc else None
+        self.embed_norm, self.hidden_norm, self.mlp_norm, self.norm = (vector(hidden) for _ in range(4))
+        self.q, self.k, self.v = (matrix(rows, 2 * hidden) for rows in (queries, keys, keys))
+        self.o = matrix(hidden, queries)
+        self.gate, self.up = (matrix(decoder.intermediate, hidden) for _ in range(2))
+        self.down = matrix(hidden, decoder.intermediate)
+        self.head = matrix(config.draft_vocabulary, hidden)
+
+    def start(self, target: Target, seed: int) -> None:
+        """First weights: random, but for the head, which is the target's own, and its norm."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, p in self.named_parameters():
+                if p.ndim == 2:
+                    scale = 1 / math.sqrt(p.shape[1])
+                    if name in ("o", "down"):
+                        scale *= 0.5
+                    p.copy_(torch.randn(p.shape, generator=generator) * scale)
+            self.head.copy_(target.head)
+            self.norm.copy_(target.norm)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """[..., W, D] -> [..., D]"""
+        flat = states.flatten(-2).float()
+        if self.input_norm is not None:
+            flat = rms_norm(flat, self.input_norm, self.config.decoder.norm_eps)
+        return F.linear(flat, self.fc)
+
+    def read(self, embedding: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the projections read, and the residual. [..., D] twice -> [..., 2D], [..., D]"""
+        eps = self.config.decoder.norm_eps
+        normed = rms_norm(x, self.hidden_norm, eps)
+        both = torch.cat((rms_norm(embedding, self.embed_norm, eps), normed), -1)
+        return both, (normed if self.config.norm_before_residual else x.float())
+
+    def heads(self, both: Tensor, weight: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """[B, T, 2D] -> [B, heads, T, d], rotated where `turn` has cosines and sines"""
+        out = F.linear(both, weight).unflatten(-1, (-1, self.config.decoder.head_dim)).transpose(1, 2)
+        return out if turn is None else rotate(out, *turn)
+
+    def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        """The rest of the layer after attention. [B, heads, T, d], [B, T, D] -> [B, T, D]"""
+        x = residual + F.linear(mixed.transpose(1, 2).flatten(2), self.o)
+        normed = rms_norm(x, self.mlp_norm, self.config.decoder.norm_eps)
+        return x + F.linear(F.silu(F.linear(normed, self.gate)) * F.linear(normed, self.up), self.down)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V]"""
+        return F.linear(rms_norm(x, self.norm, self.config.decoder.norm_eps), self.head)
+
+    def unroll(self, batch: Batch, embed: Tensor, steps: int) -> list[Tensor]:
+        """The outputs of each step at every root. `steps` times [B, A, D]"""
+        config = self.config.decoder
+        group = config.heads // config.kv_heads
+        width = batch.tokens.shape[1]
+        cosines, sines = rotary(config, width + steps, batch.tokens.device)
+        states = batch.states[:, :, : len(self.config.wants)]
+        # the token after each position; the last position of a text is no root and nobody's key
+        after = torch.cat((batch.tokens[:, 1:], batch.tokens[:, :1]), 1)
+        x = self.fuse(states)
+        both, residual = self.read(F.embedding(after, embed), x)
+        keys = self.heads(both, self.k, (cosines[:width], sines[:width]))
+        values = self.heads(both, self.v)
+        # queries, MLP and head are only wanted at the roots
+        both, residual = batch.at_roots(both), batch.at_roots(residual)
+        seen = torch.arange(width, device=keys.device) <= batch.roots[..., None]  # [B, A, S]
+        own: list[tuple[Tensor, Tensor]] = []
+        found: list[Tensor] = []
+        for step in range(1, steps + 1):
+            place = batch.roots + step - 1
+            turn = (cosines[place][:, None], sines[place][:, None])
+            if step > 1:
+                both, residual = self.read(F.embedding(batch.next_token(step), embed), found[-1])
+                own.append((self.heads(both, self.k, turn), self.heads(both, self.v)))
+            queries = self.heads(both, self.q, turn).unflatten(1, (config.kv_heads, group))
+            mixed = _attend(queries, keys, values, seen, own)
+            found.append(self.finish(mixed, residual))
+        return found
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, own: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Attention of each root over the keys it sees and then its own ones, one softmax over both.
+
+    [B, kv, g, A, d], [B, kv, S, d] twice, [B, A, S], own [B, kv, A, d] twice each -> [B, kv * g, A, d]
+    """
+    batch, kv, group, roots, dim = queries.shape
+    scale = dim**-0.5
+    flat = queries.flatten(2, 3)  # heads that share a key are rows of one block
+    scores = torch.matmul(flat, keys.transpose(-1, -2)).float().unflatten(2, (group, roots)) * scale
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    width = scores.shape[-1]
+    if own:
+        extra = torch.stack([(queries * k[:, :, None]).float().sum(-1) for k, _ in own], -1) * scale
+        scores = torch.cat((scores, extra), -1)
+    law = torch.softmax(scores, -1).to(values.dtype)
+    mixed = torch.matmul(law[..., :width].flatten(2, 3), values).unflatten(2, (group, roots))
+    for number, (_, v) in enumerate(own):
+        mixed = mixed + law[..., width + number, None] * v[:, :, None]
+    return mixed.flatten(1, 2)
+
+
+class EaglePupil:
+    """An EAGLE-3 head that learns from a feature store. Its last wanted layer is -1, for the target's law."""
+
+    def __init__(
+        self,
+        module: EagleModule,
+        target: Target,
+        store: FeatureStore,
+        learn: Sequence[int],
+        held: Sequence[int],
+        settings: EagleSettings,
+        export: object = None,
+        device: str = "cpu",
+    ) -> None:
+        self.module, self._target, self._store = module, target, store
+        self._learn, self._held, self._settings, self._device = list(learn), list(held), settings, device
+        self._mix = parse_mix(settings.loss)
+        self._write = export
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device, torch.bfloat16, enabled=self._settings.autocast)
+
+    def loss(self, batch: Sequence[int]) -> tuple[Tensor, int]:
+        """Mean over the roots of each step, steps weighted by `step_decay`."""
+        with self._autocast():
+            made = collate(self._store, [self._learn[i] for i in batch], self._device)
+            outputs = self.module.unroll(made, self._target.embed, self._settings.steps)
+            finals = made.states[:, :, -1]
+            total = torch.zeros((), device=self._device)
+            for step, output in enumerate(outputs, start=1):
+                token = self._target.index[made.next_token(step + 1)]
+                rows = (made.left > step) & (token >= 0)
+                if not bool(rows.any()):
+                    continue
+                with torch.no_grad():
+                    p = torch.softmax(F.linear(made.at_roots(finals, step)[rows], self._target.head).float(), -1)
+                logits = self.module.logits(output[rows])
+                value = distance(self._mix, logits, p, token[rows]).mean()
+                total = total + self._settings.step_decay ** (step - 1) * value
+        return total, made.answer_tokens
+
+    def validate(self) -> Acceptance:
+        count = ChainCount(self._settings.depth)
+        for start in range(0, len(self._held), 16):
+            with self._autocast():
+                made = collate(self._store, self._held[start : start + 16], self._device)
+                outputs = self.module.unroll(made, self._target.embed, self._settings.depth)
+            right = []
+            for step, output in enumerate(outputs, start=1):
+                token = self._target.index[made.next_token(step + 1)]
+                with self._autocast():
+                    logits = self.module.logits(output)
+                right.append((logits.argmax(-1) == token).cpu().numpy())
+                if step == 1:
+                    rows = made.left > 1
+                    inside = rows & (token >= 0)
+                    chosen = logits[inside].float()
+                    own = chosen.gather(-1, token[inside][:, None])
+                    count.add_ranks((chosen > own).sum(-1).tolist())
+                    count.add_loss(float(F.cross_entropy(chosen, token[inside], reduction="sum")), int(inside.sum()))
+            stacked, left = np.stack(right, -1), made.left.cpu().numpy()
+            for row in range(len(left)):
+                roots = left[row] > 0
+                count.add(stacked[row][roots], left[row][roots])
+        return count.acceptance()
+
+    def export(self, folder: Path, report: Report) -> None:
+        self._write(self.module, folder, report)  # type: ignore[operator]

@@ -1,0 +1,287 @@
+"""The loop that every drafter is trained by: batches in a fixed order, checkpoints that a kill cannot spoil, early stop.
+
+All that happens depends on the seed: the order of an epoch is a function of (seed, epoch), and nothing is drawn while a
+batch is computed. So a run that was killed and resumed ends with the weights of one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outrider.train.errors import TrainError
+
+__all__ = ["Acceptance", "Pupil", "Report", "TrainSettings", "batches", "fit", "save_tensors"]
+
+CHECKPOINT = "checkpoint.safetensors"
+LOG = "log.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How a drafter is trained, whatever it is."""
+
+    epochs: float = field(default=4.0, metadata={"help": "passes over the texts at most"})
+    rate: float = field(default=1e-3, metadata={"help": "highest learning rate"})
+    warmup: int = field(default=50, metadata={"help": "steps until it is reached"})
+    final: float = field(default=0.05, metadata={"help": "share of it that is left at the end"})
+    decay: float = field(default=0.01, metadata={"help": "weight decay, of matrices"})
+    clip: float = field(default=1.0, metadata={"help": "largest norm of a gradient"})
+    rows: int = field(default=6144, metadata={"help": "padded tokens per batch at most"})
+    check: int = field(default=200, metadata={"help": "steps between two validations"})
+    save: float = field(default=120.0, metadata={"help": "seconds between two checkpoints"})
+    patience: int = field(default=6, metadata={"help": "validations without a better one before it ends"})
+    minutes: float = field(default=0.0, metadata={"help": "end after so many minutes of training; 0 is never"})
+    seed: int = field(default=0, metadata={"help": "of the order and the first weights"})
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often a greedy chain of guesses agrees with the target's own text, on prompts that were held out."""
+
+    by_depth: tuple[float, ...]  # share of positions where the guesses 1 ... d are all right
+    length: float  # tokens per step of a chain decoder that walks the texts, the target's own token included
+    top: tuple[float, ...] = ()  # share of positions where the right token is among the best k = 1 ... at depth 1
+    loss: float = 0.0
+
+    def line(self) -> str:
+        return f"acceptance {' '.join(f'{value:.3f}' for value in self.by_depth)}, length {self.length:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a training went."""
+
+    steps: int
+    tokens: int  # answer tokens learnt from, each pass counted
+    seconds: float
+    best: Acceptance | None
+    best_step: int
+
+
+class Pupil(Protocol):
+    """What is trained. Its `module` has the parameters; frozen ones have no gradient."""
+
+    module: nn.Module
+
+    def loss(self, batch: Sequence[int]) -> tuple[Tensor, int]:
+        """The loss over these answers, and how many answer tokens it is of."""
+        ...
+
+    def validate(self) -> Acceptance: ...
+
+    def export(self, folder: Path, report: Report) -> None:
+        """Write the drafter as its users read it."""
+        ...
+
+
+def batches(lengths: Sequence[int], rows: int, seed: int, epoch: int) -> list[list[int]]:
+    """The batches of an epoch: texts of like length together, `rows` padded tokens at most, in a shuffled order."""
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths)).tolist()
+    found: list[list[int]] = []
+    for start in range(0, len(order), 512):
+        pool = sorted(order[start : start + 512], key=lambda i: lengths[i])
+        batch: list[int] = []
+        for index in pool:
+            if batch and lengths[index] * (len(batch) + 1) > rows:
+                found.append(batch)
+                batch = []
+            batch.append(index)
+        found.append(batch)
+    return [found[i] for i in rng.permutation(len(found)).tolist()]
+
+
+@dataclass(slots=True)
+class _State:
+    """Where a run is. Goes into the checkpoint with weights and moments."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: Acceptance | None = None
+    best_step: int = 0
+    stale: int = 0  # validations since the best one
+
+
+def fit(
+    pupil: Pupil,
+    lengths: Sequence[int],
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Callable[[int, int, str], None] = lambda step, steps, note: None,
+) -> Report:
+    """Trains until the epochs, the minutes or the patience are over, and leaves the best drafter in `folder`.
+
+    `lengths` are those of the texts, by index. Raises TrainError if `folder` holds a run and `resume` is not set, or
+    the run is of other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
+    matrices = [p for p in parameters.values() if p.ndim > 1]
+    vectors = [p for p in parameters.values() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95))
+    state = _State()
+    path = folder / CHECKPOINT
+    if path.exists():
+        if not resume:
+            raise TrainError(f"{folder} holds a training that was begun: add --resume, or give another folder")
+        state = _restore(path, parameters, optimizer, settings)
+    total = sum(len(batches(lengths, settings.rows, settings.seed, e)) for e in range(math.ceil(settings.epochs)))
+    total = max(1, round(total * settings.epochs / math.ceil(settings.epochs)))
+    started = saved = time.monotonic() - state.seconds
+    saved = time.monotonic()
+    schedule = _batches_from(lengths, settings, state.step)
+    seen = state.tokens
+    while state.step < total and state.stale < settings.patience:
+        share = _share(settings, state, total)
+        if share >= 1.0:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(settings, state.step, share)
+        loss, tokens = pupil.loss(next(schedule))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+        optimizer.step()
+        state.step += 1
+        state.tokens += tokens
+        state.seconds = time.monotonic() - started
+        note = f"loss {loss.item():.3f}, {(state.tokens - seen) / max(1e-9, time.monotonic() - saved):,.0f} tokens/s"
+        if state.step % settings.check == 0 or state.step == total:
+            _validate(pupil, state, folder, loss.item())
+            _save(path, parameters, optimizer, state, settings)
+            saved, seen = time.monotonic(), state.tokens
+        elif time.monotonic() - saved >= settings.save:
+            _save(path, parameters, optimizer, state, settings)
+            saved, seen = time.monotonic(), state.tokens
+        progress(state.step, total, note + ("" if state.best is None else f", {state.best.line()}"))
+    if state.step % settings.check and state.step != total:
+        _validate(pupil, state, folder, float("nan"))
+    _save(path, parameters, optimizer, state, settings)
+    return _report(state)
+
+
+def _share(settings: TrainSettings, state: _State, total: int) -> float:
+    """How much of the training is over: by steps, or by the clock where it is limited and runs out sooner."""
+    steps = state.step / total
+    return steps if not settings.minutes else max(steps, state.seconds / 60 / settings.minutes)
+
+
+def _rate(settings: TrainSettings, step: int, share: float) -> float:
+    """Linear warm-up, then a cosine down to `final`."""
+    rise = min(1.0, (step + 1) / max(1, settings.warmup))
+    fall = settings.final + (1 - settings.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+    return settings.rate * rise * fall
+
+
+def _batches_from(lengths: Sequence[int], settings: TrainSettings, step: int) -> Iterator[list[int]]:
+    """The batches of all epochs, from the one after `step` done ones."""
+    epoch = 0
+    while True:
+        found = batches(lengths, settings.rows, settings.seed, epoch)
+        yield from found[step:]
+        step = max(0, step - len(found))
+        epoch += 1
+
+
+def _validate(pupil: Pupil, state: _State, folder: Path, loss: float) -> None:
+    pupil.module.eval()
+    with torch.no_grad():
+        found = pupil.validate()
+    pupil.module.train()
+    state.stale += 1
+    if state.best is None or found.length > state.best.length:
+        state.best, state.best_step, state.stale = found, state.step, 0
+        pupil.export(folder, _report(state))
+    entry = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1), "loss": loss} | asdict(found)
+    entry["validation_loss"] = found.loss
+    entry["loss"] = None if math.isnan(loss) else loss
+    with (folder / LOG).open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def _report(state: _State) -> Report:
+    return Report(state.step, state.tokens, state.seconds, state.best, state.best_step)
+
+
+def _save(
+    path: Path,
+    parameters: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    state: _State,
+    settings: TrainSettings,
+) -> None:
+    tensors = {f"weight.{name}": p.detach() for name, p in parameters.items()}
+    for name, p in parameters.items():
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if moment in optimizer.state[p]:
+                tensors[f"{moment}.{name}"] = optimizer.state[p][moment]
+    save_tensors(path, tensors, {"state": json.dumps(asdict(state)), "settings": json.dumps(_fixed(settings))})
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file that is either the old one or the new one, whenever the process dies."""
+    from safetensors.torch import save_file
+
+    part = path.with_suffix(".part")
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, part, metadata)
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _restore(
+    path: Path, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, settings: TrainSettings
+) -> _State:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        stored: dict[str, Any] = json.loads(metadata["state"])
+        before = json.loads(metadata["settings"])
+        for name, value in _fixed(settings).items():
+            if before.get(name) != value:
+                raise TrainError(f"{path.parent}: was begun with {name} = {before.get(name)}, not {value}: give the same, or another folder")
+        names = set(file.keys())
+        if names - {f"{kind}.{name}" for kind in ("weight", "exp_avg", "exp_avg_sq") for name in parameters}:
+            raise TrainError(f"{path.parent}: holds a training of another drafter: give another folder")
+        with torch.no_grad():
+            for name, p in parameters.items():
+                if f"weight.{name}" not in names or tuple(file.get_slice(f"weight.{name}").get_shape()) != tuple(p.shape):
+                    raise TrainError(f"{path.parent}: its {name} is missing or of another shape: give another folder")
+                p.copy_(file.get_tensor(f"weight.{name}"))
+                if f"exp_avg.{name}" in names:
+                    optimizer.state[p] = {
+                        "step": torch.tensor(float(stored["step"])),
+                        "exp_avg": file.get_tensor(f"exp_avg.{name}").to(p.device),
+                        "exp_avg_sq": file.get_tensor(f"exp_avg_sq.{name}").to(p.device),
+                    }
+    best = stored.pop("best")
+    state = _State(**stored)
+    if best is not None:
+        state = replace(
+            state, best=Acceptance(tuple(best["by_depth"]), best["length"], tuple(best["top"]), best["loss"])
+        )
+    return state
+
+
+def _fixed(settings: TrainSettings) -> dict[str, Any]:
+    """What may not change between a run and its continuation. When to save or to end may."""
+    kept = asdict(settings)
+    for name in ("save", "patience", "minutes", "check", "epochs"):
+        del kept[name]
+    return kept
