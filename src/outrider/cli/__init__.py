@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "List the known models and where they lie.",
     "pull": "Fetch a model into the cache folder.",
     "drafters": "List the drafting methods.",
+    "train": "Train drafters on a target's own answers.",
 }
 
 
