@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from gguf.quants import dequantize
 
 from outrider.models.config import RopeScaling
 from outrider.models.load import ModelFiles, open_model
+from outrider.models.registry import resolve
+from outrider.models.rope_scaling import llama3_divisors
 from outrider.models.tensor import KINDS
 from tiny import encode, hf_config, tensor, tiny_model, write_gguf, write_hf
 
@@ -179,6 +185,24 @@ def test_rope_scaling(tmp_path: Path, scaling: RopeScaling, form: str) -> None:
     assert got.config.rope_theta == 500000.0
 
 
+def test_llama3_divisors() -> None:
+    """The divisors that stand for Llama 3's scaling are those of its definition, here frequency by frequency.
+
+    Wavelengths under 8192 / 4 stay, over 8192 are divided by the factor, and in between linearly in 8192 / length.
+    """
+    factor, theta, head_dim = 32.0, 500000.0, 64
+    wanted = []
+    for i in range(head_dim // 2):
+        length = 2 * np.pi / theta ** (-2 * i / head_dim)
+        smooth = min(1.0, max(0.0, (8192 / length - 1.0) / (4.0 - 1.0)))
+        wanted.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    got = llama3_divisors(factor, theta, head_dim)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+    assert got[0] == 1.0
+    assert got[-1] == factor
+    assert 1.0 < np.median(got) < factor
+
+
 def test_yarn_attention_factor(tmp_path: Path) -> None:
     """YaRN's own attention factor and ramp come through config.json."""
     scaling = RopeScaling("yarn", 4.0, 128, beta_fast=16.0, beta_slow=2.0, attention_factor=1.25)
@@ -220,8 +244,6 @@ def test_every_end_token_counts(tmp_path: Path) -> None:
 
 def test_sha256_is_the_files(tmp_path: Path) -> None:
     """sha256() is the file's own, is remembered, and changes with the file."""
-    import hashlib
-
     path = write_gguf(tmp_path / "m.gguf", tiny_model())
     files = open_model(path)
     first = files.sha256()
@@ -253,3 +275,26 @@ def test_block_sizes_are_the_formats(block: str) -> None:
     from gguf.constants import GGML_QUANT_SIZES
 
     assert GGML_QUANT_SIZES[GGMLQuantizationType[block]] == (KINDS[block].block, KINDS[block].size)
+
+
+def test_opening_imports_little(tmp_path: Path) -> None:
+    """Opening a model brings in neither torch nor transformers, nor the slower of our own libraries: it starts fast."""
+    path = write_gguf(tmp_path / "m.gguf", tiny_model())
+    code = (
+        "import sys; from outrider.models.load import open_model; files = open_model(sys.argv[1]); "
+        "files.tokenizer.encode('a'); files.tensors['norm'].float32(); "
+        "slow = {'torch', 'transformers', 'gguf', 'jinja2', 'huggingface_hub', 'safetensors'}; "
+        "print(sorted(slow & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.model
+def test_smollm2_opens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2 opens, tokenizer included, in less than half a second of processor time (about 0.1 on a free machine)."""
+    monkeypatch.undo()
+    path = resolve("smollm2-135m")
+    started = time.process_time()
+    assert open_model(path).tokenizer.encode("Hi")
+    assert time.process_time() - started < 0.5

@@ -104,7 +104,7 @@ def word_level(folder: Path) -> None:
 
 
 FOLDERS: list[tuple[Callable[[Path], object], str]] = [
-    (drop("config.json"), "config.json cannot be read: No such file"),
+    (drop("config.json"), "has no config.json: it is no model folder"),
     (drop("model.safetensors"), "has neither model.safetensors nor"),
     (drop("tokenizer.json"), "tokenizer.json is missing: save the tokenizer"),
     (pickled, "pickled weights are not read"),
@@ -220,6 +220,7 @@ EXTRA: list[tuple[str, Any, str]] = [
     ("llama.attention.scale", 0.5, "llama.attention.scale is 0.5"),
     ("llama.logit_scale", 2.0, "llama.logit_scale is 2"),
     ("llama.rope.scaling.type", "longrope", "RoPE scaling 'longrope'"),
+    ("llama.rope.scaling.type", "yarn", "RoPE scaling factor is 0.0: 1 or more"),
     ("split.count", 2, "is one part of a split model"),
     ("general.alignment", 12, "general.alignment is 12"),
 ]
@@ -274,11 +275,13 @@ def test_overlapping_tensors(tmp_path: Path) -> None:
 def test_paths(tmp_path: Path) -> None:
     """Paths that hold no model say what they are and what to give instead."""
     assert "does not exist" in refusal(tmp_path / "nothing.gguf")
+    assert "is neither a file nor a folder" in refusal(Path("/dev/null"))
     folder = write_hf(tmp_path / "m", tiny_model())
     assert "give its folder" in refusal(folder / "model.safetensors")
     assert "is not a GGUF file" in refusal(folder / "config.json")
     (tmp_path / "g").mkdir()
     write_gguf(tmp_path / "g" / "m.gguf", tiny_model())
+    assert "give the .gguf file in it instead" in refusal(tmp_path / "g")
     (tmp_path / "g" / "config.json").write_text(json.dumps(hf_config(tiny_model().config)))
     assert "give the .gguf file in it instead" in refusal(tmp_path / "g")
 

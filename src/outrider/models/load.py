@@ -14,7 +14,7 @@ from outrider.models.digest import sha256_of, sha256_of_folder
 from outrider.models.errors import ModelError
 from outrider.models.gguf_file import GgufFile
 from outrider.models.layout import check_config
-from outrider.models.safetensors_folder import read_folder, read_json
+from outrider.models.safetensors_folder import hint, read_folder, read_json
 from outrider.models.tensor import Tensor
 from outrider.models.tokenizer import Tokenizer
 
@@ -56,8 +56,8 @@ def open_model(path: str | Path, name: str | None = None) -> ModelFiles:
     path = Path(path)
     if path.is_dir():
         return _open_folder(path, name or path.resolve().name)
-    if not path.exists():
-        raise ModelError(f"{path} does not exist")
+    if not path.is_file():
+        raise ModelError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
     if path.suffix == ".safetensors":
         raise ModelError(f"{path} is a file of weights alone: give its folder, with config.json and tokenizer.json")
     return _open_gguf(path, name or path.stem)
@@ -80,6 +80,8 @@ def _open_gguf(path: Path, name: str) -> ModelFiles:
 def _open_folder(path: Path, name: str) -> ModelFiles:
     from outrider.models import hf_tokenizer
 
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is no model folder{hint(path)}")
     stored = read_json(path / "config.json")
     config = hf_model.read_config(stored, path / "config.json")
     tensors = hf_model.rename(read_folder(path), config, path)

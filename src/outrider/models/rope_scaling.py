@@ -24,6 +24,9 @@ LLAMA3_CONTEXT: Final = 8192
 LLAMA3_LOW: Final = 1.0
 LLAMA3_HIGH: Final = 4.0
 
+# GGUF's further settings of YaRN, with the value that changes nothing.
+YARN_PLAIN: Final = {"attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0}
+
 
 def from_hf(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
     """theta and scaling from a config.json: `rope_theta` with `rope_scaling`, or transformers 5's `rope_parameters`."""
@@ -82,10 +85,9 @@ def from_gguf(metadata: Metadata, architecture: str, context: int) -> RopeScalin
         return checked(RopeScaling("linear", factor), where)
     if kind != "yarn":
         raise ModelError(f"{where}: RoPE scaling {kind!r} is not supported (these are: linear, yarn)")
-    for name in ("attn_factor", "yarn_ext_factor", "yarn_attn_factor", "yarn_log_multiplier"):
-        value = metadata.number(prefix + name, 1.0)
-        if value != (1.0 if name != "yarn_log_multiplier" else value):
-            raise ModelError(f"{where}: {prefix}{name} is {value}: only 1 is supported")
+    for name, plain in YARN_PLAIN.items():
+        if (value := metadata.number(prefix + name, plain)) != plain:
+            raise ModelError(f"{where}: {prefix}{name} is {value}: only {plain:g} is supported")
     scaling = RopeScaling(
         "yarn",
         factor,

@@ -17,7 +17,7 @@ import numpy as np
 from outrider.models.errors import ModelError
 from outrider.models.tensor import KINDS, Tensor
 
-__all__ = ["read_file", "read_folder", "read_json"]
+__all__ = ["hint", "read_file", "read_folder", "read_json"]
 
 DTYPES: Final = ("F32", "F16", "BF16")
 LONGEST_HEADER: Final = 100 << 20  # the format's own limit
@@ -31,7 +31,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).exists():
-            raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}{_hint(folder)}")
+            raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}{hint(folder)}")
         return read_file(folder / SINGLE)
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
@@ -125,7 +125,8 @@ def _parse(text: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def _hint(folder: Path) -> str:
+def hint(folder: Path) -> str:
+    """The way out where a folder holds a model in another form, or nothing."""
     if any(folder.glob("*.gguf")):
         return ": give the .gguf file in it instead"
     if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
