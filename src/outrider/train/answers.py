@@ -131,14 +131,20 @@ def _check_manifest(folder: Path, jobs: Sequence[Job], settings: AnswerSettings,
     digest = hashlib.sha256()
     for job in jobs:
         digest.update(np.array([job.number, len(job.prompt), *job.prompt], "<i8").tobytes())
-    wanted = {"target_sha256": target, "jobs_sha256": digest.hexdigest(), "settings": json.loads(json.dumps(asdict(settings)))}
+    wanted = {
+        "target_sha256": target,
+        "jobs_sha256": digest.hexdigest(),
+        "settings": json.loads(json.dumps(asdict(settings))),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / MANIFEST
     if path.exists():
         found = json.loads(path.read_text())
         for key, value in wanted.items():
             if found.get(key) != value:
-                raise TrainError(f"{folder}: holds answers with another {key}: give another folder, or the same prompts and settings")
+                raise TrainError(
+                    f"{folder}: holds answers with another {key}: give another folder, or the same prompts and settings"
+                )
         return
     part = path.with_suffix(".part")
     part.write_text(json.dumps(wanted, indent=1) + "\n")
@@ -243,9 +249,7 @@ def torch_writer(files: ModelFiles, *, device: str = "cpu", batch: int = 48, dty
             x = F.embedding(tokens, model.embed).float()
             for number, layer in enumerate(model.layers):
 
-                def attend(
-                    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = number
-                ) -> torch.Tensor:
+                def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = number) -> torch.Tensor:
                     cache[number, 0, places, :, :width] = k
                     cache[number, 1, places, :, :width] = v
                     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
@@ -274,9 +278,7 @@ def torch_writer(files: ModelFiles, *, device: str = "cpu", batch: int = 48, dty
             x = F.embedding(last[:, None], model.embed).float()
             for number, layer in enumerate(model.layers):
 
-                def attend(
-                    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = number
-                ) -> torch.Tensor:
+                def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = number) -> torch.Tensor:
                     cache[number, 0, every, :, lengths] = k[:, :, 0]
                     cache[number, 1, every, :, lengths] = v[:, :, 0]
                     # the heads that share a key are rows of one query block: no copy of the keys

@@ -15,7 +15,7 @@ Letters: B texts, S positions, A roots, D hidden size, d head size, V tokens of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +31,11 @@ from outrider.train.decoder import rms_norm, rotary, rotate
 from outrider.train.features import FeatureStore
 from outrider.train.losses import distance, parse_mix
 from outrider.train.loop import Acceptance, Report
+from outrider.train.target import Target
 from outrider.train.texts import Batch, collate
+from outrider.train.validation import score
 
-__all__ = ["EagleModule", "EaglePupil", "EagleSettings", "Target"]
+__all__ = ["EagleModule", "EaglePupil", "EagleSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +43,15 @@ class EagleSettings:
     """What kind of head, and what it is trained for."""
 
     draft_vocabulary: int = field(default=8000, metadata={"help": "tokens that it can guess; 0 is all"})
-    layers: tuple[int, ...] = field(default=(), metadata={"help": "target layers it reads; none given: early, middle, late"})
+    layers: tuple[int, ...] = field(
+        default=(), metadata={"help": "target layers it reads; none given: early, middle, late"}
+    )
     steps: int = field(default=3, metadata={"help": "guesses that the training unrolls"})
     step_decay: float = field(default=0.8, metadata={"help": "weight of each further step's loss"})
     loss: str = field(default="kl", metadata={"help": "kl, tv, ce or a mix such as 0.5*kl+0.5*tv"})
     intermediate: int = field(default=0, metadata={"help": "width of its MLP; 0 is the target's"})
     depth: int = field(default=6, metadata={"help": "guesses per chain in validation"})
     autocast: bool = field(default=True, metadata={"help": "matrix products in bfloat16"})
-
-
-@dataclass(slots=True)
-class Target:
-    """What the head takes from its target, frozen."""
-
-    embed: Tensor  # [vocabulary, D]
-    head: Tensor  # [V, D], the rows of the draft vocabulary
-    norm: Tensor  # [D]
-    tokens: NDArray[np.int64]  # draft token -> target token [V]
-    index: Tensor  # target token -> draft token, -1 outside [vocabulary]
 
 
 class EagleModule(nn.Module):
@@ -98,6 +91,14 @@ class EagleModule(nn.Module):
                     p.copy_(torch.randn(p.shape, generator=generator) * scale)
             self.head.copy_(target.head)
             self.norm.copy_(target.norm)
+
+    def values(self) -> dict[str, NDArray[np.float32]]:
+        """The weights under the canonical names of `models.heads`."""
+        top = ("fc", "input_norm", "norm", "head")
+        return {
+            name if name in top else f"layers.0.{name}": p.detach().float().cpu().numpy()
+            for name, p in self.named_parameters()
+        }
 
     def fuse(self, states: Tensor) -> Tensor:
         """[..., W, D] -> [..., D]"""
@@ -192,13 +193,13 @@ class EaglePupil:
         learn: Sequence[int],
         held: Sequence[int],
         settings: EagleSettings,
-        export: object = None,
+        export: Callable[[Path, Report], None],
         device: str = "cpu",
     ) -> None:
         self.module, self._target, self._store = module, target, store
         self._learn, self._held, self._settings, self._device = list(learn), list(held), settings, device
         self._mix = parse_mix(settings.loss)
-        self._write = export
+        self._export = export
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device, torch.bfloat16, enabled=self._settings.autocast)
@@ -216,36 +217,31 @@ class EaglePupil:
                 if not bool(rows.any()):
                     continue
                 with torch.no_grad():
-                    p = torch.softmax(F.linear(made.at_roots(finals, step)[rows], self._target.head).float(), -1)
+                    p = torch.softmax(
+                        F.linear(
+                            made.at_roots(finals, step)[rows].to(self._target.head.dtype), self._target.head
+                        ).float(),
+                        -1,
+                    )
                 logits = self.module.logits(output[rows])
                 value = distance(self._mix, logits, p, token[rows]).mean()
                 total = total + self._settings.step_decay ** (step - 1) * value
         return total, made.answer_tokens
 
+    @torch.no_grad()
     def validate(self) -> Acceptance:
+        """Chains of `depth` guesses from every root of the held-out texts."""
         count = ChainCount(self._settings.depth)
         for start in range(0, len(self._held), 16):
             with self._autocast():
                 made = collate(self._store, self._held[start : start + 16], self._device)
                 outputs = self.module.unroll(made, self._target.embed, self._settings.depth)
-            right = []
-            for step, output in enumerate(outputs, start=1):
-                token = self._target.index[made.next_token(step + 1)]
+            logits = []
+            for output in outputs:
                 with self._autocast():
-                    logits = self.module.logits(output)
-                right.append((logits.argmax(-1) == token).cpu().numpy())
-                if step == 1:
-                    rows = made.left > 1
-                    inside = rows & (token >= 0)
-                    chosen = logits[inside].float()
-                    own = chosen.gather(-1, token[inside][:, None])
-                    count.add_ranks((chosen > own).sum(-1).tolist())
-                    count.add_loss(float(F.cross_entropy(chosen, token[inside], reduction="sum")), int(inside.sum()))
-            stacked, left = np.stack(right, -1), made.left.cpu().numpy()
-            for row in range(len(left)):
-                roots = left[row] > 0
-                count.add(stacked[row][roots], left[row][roots])
+                    logits.append(self.module.logits(output))
+            score(count, made, logits, self._target.index)
         return count.acceptance()
 
     def export(self, folder: Path, report: Report) -> None:
-        self._write(self.module, folder, report)  # type: ignore[operator]
+        self._export(folder, report)

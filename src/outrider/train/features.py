@@ -1,26 +1,28 @@
 """What the target thinks while it reads its own answers: hidden states of chosen layers at every token.
 
 They are computed in chunks when a batch first needs them, and kept on disk as bfloat16 up to a bound in bytes; what
-does not fit is computed anew each time. A kill of the process loses nothing that was kept: an answer's flag is set
-after its states are written.
+does not fit is computed anew each time. A kill of the process loses nothing that was kept: an entry is written after
+its states.
 
 Letters: n tokens of a text, W wanted layers, D hidden size.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import json
-from collections.abc import Callable, Sequence
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.cache import Rows
 from outrider.runtime.runner import Feed, Runner
-from outrider.train.errors import TrainError
 from outrider.train.shards import Answer
 
 if TYPE_CHECKING:
@@ -94,8 +96,15 @@ def torch_reader(
     return read
 
 
+_ENTRY = struct.Struct("<16sqqI")  # hash of the text | first row | rows | CRC-32 of what is before it
+
+
 class FeatureStore:
-    """The states of a list of answers. Index i is answers[i]."""
+    """The states of a list of answers. Index i is answers[i].
+
+    On disk lie two append-only files: rows, and an index that says which text has which. A text that was added later, or
+    one that another process has read, is found there as well; a row without an entry is the trace of a kill.
+    """
 
     def __init__(
         self,
@@ -104,49 +113,88 @@ class FeatureStore:
         wants: Sequence[int],
         hidden: int,
         reader: Reader,
+        *,
+        target: str = "",
         limit: int = 16 << 30,
     ) -> None:
-        """`folder` None keeps nothing. `limit` bounds the bytes on disk."""
+        """`folder` None keeps nothing. `limit` bounds the bytes on disk. `target` is the sha256 of who read."""
         self.answers, self.wants, self.shape = answers, tuple(wants), (len(wants), hidden)
-        self._reader = reader
-        lengths = np.array([len(answer.prompt) + len(answer.answer) for answer in answers], np.int64)
-        self._starts = np.concatenate(([0], np.cumsum(lengths)))
-        row = len(wants) * hidden * 2
-        self.kept = 0 if folder is None else int(np.searchsorted(self._starts[1:], limit // row, side="right"))
-        self._done: Any = np.zeros(0, np.uint8)
-        if folder is None or not self.kept:
+        self._reader, self._limit = reader, limit
+        self._row = len(wants) * hidden * 2
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._read = 0  # bytes of the index that are known
+        self._files: tuple[Path, Path] | None = None
+        if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._check(folder, hidden)
-        shape = (int(self._starts[self.kept]), *self.shape)
-        self._states = _array(folder / "states.bf16", np.uint16, shape)
-        self._done = _array(folder / "states.done", np.uint8, (self.kept,))
+        name = hashlib.sha256(repr((target, self.wants, hidden)).encode()).hexdigest()[:16]
+        self._files = folder / f"states-{name}.bf16", folder / f"states-{name}.index"
+        for path in self._files:
+            path.touch()
+        self._refresh()
 
     def get(self, indexes: Sequence[int]) -> list[Bits]:
         """States of these answers, each [n, W, D]."""
-        missing = [i for i in indexes if not (i < self.kept and self._done[i])]
-        fresh = dict(zip(missing, self._reader([self.answers[i].tokens for i in missing]), strict=True)) if missing else {}
-        for i, states in fresh.items():
-            if i < self.kept:
-                self._states[self._starts[i] : self._starts[i + 1]] = states
-                self._done[i] = 1
-        return [fresh[i] if i in fresh else self._states[self._starts[i] : self._starts[i + 1]] for i in indexes]
+        keys = [_key(self.answers[i].tokens) for i in indexes]
+        if any(key not in self._places for key in keys):
+            self._refresh()
+        missing = [i for i, key in zip(indexes, keys, strict=True) if key not in self._places]
+        fresh: dict[bytes, Bits] = {}
+        if missing:
+            for i, states in zip(missing, self._reader([self.answers[i].tokens for i in missing]), strict=True):
+                fresh[_key(self.answers[i].tokens)] = states
+            self._keep(fresh)
+        return [fresh[key] if key in fresh else self._load(key) for key in keys]
 
     @property
     def ready(self) -> int:
         """Answers whose states lie on disk."""
-        return int(np.count_nonzero(self._done))
+        return sum(_key(answer.tokens) in self._places for answer in self.answers)
 
-    def _check(self, folder: Path, hidden: int) -> None:
-        digest = hashlib.sha256()
-        for answer in self.answers:
-            digest.update(answer.tokens.tobytes())
-        wanted = {"layers": list(self.wants), "hidden": hidden, "kept": self.kept, "texts": digest.hexdigest()}
-        path = folder / "states.json"
-        if path.exists() and json.loads(path.read_text()) != wanted:
-            raise TrainError(f"{folder}: holds states of other texts or layers: delete the folder, or give another")
-        path.write_text(json.dumps(wanted) + "\n")
+    def _load(self, key: bytes) -> Bits:
+        assert self._files is not None
+        start, rows = self._places[key]
+        flat = np.fromfile(self._files[0], np.uint16, rows * self._row // 2, offset=start * self._row)
+        return flat.reshape(rows, *self.shape)
+
+    def _keep(self, fresh: Mapping[bytes, Bits]) -> None:
+        """Append rows, then their entries, under a lock that other processes heed."""
+        if self._files is None:
+            return
+        rows, index = self._files
+        with rows.open("ab") as data, index.open("ab") as entries:
+            fcntl.flock(data, fcntl.LOCK_EX)
+            size = data.seek(0, os.SEEK_END)
+            if torn := size % self._row:
+                data.truncate(size - torn)
+                size -= torn
+            torn = entries.seek(0, os.SEEK_END) % _ENTRY.size
+            if torn:
+                entries.truncate(entries.tell() - torn)
+            for key, states in fresh.items():
+                if size + states.nbytes > self._limit:
+                    continue
+                data.write(states.tobytes())
+                data.flush()
+                body = _ENTRY.pack(key, size // self._row, len(states), 0)[:-4]
+                entries.write(body + struct.pack("<I", zlib.crc32(body)))
+                entries.flush()
+                self._places[key] = (size // self._row, len(states))
+                size += states.nbytes
+
+    def _refresh(self) -> None:
+        if self._files is None:
+            return
+        with self._files[1].open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = len(data) - len(data) % _ENTRY.size
+        for at in range(0, whole, _ENTRY.size):
+            key, start, rows, checksum = _ENTRY.unpack_from(data, at)
+            if zlib.crc32(data[at : at + _ENTRY.size - 4]) == checksum:
+                self._places.setdefault(key, (start, rows))
+        self._read += whole
 
 
-def _array(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
-    return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
+def _key(text: NDArray[np.int32]) -> bytes:
+    return hashlib.sha256(text.tobytes()).digest()[:16]

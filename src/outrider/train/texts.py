@@ -65,7 +65,9 @@ def split(answers: Sequence[Answer], share: float, most: int = 256) -> tuple[lis
         elif answer.temperature == 0:
             held.append(index)
     if not learn or not held:
-        raise TrainError(f"{len(answers)} answers give {len(learn)} to learn from and {len(held)} to validate with: write more")
+        raise TrainError(
+            f"{len(answers)} answers give {len(learn)} to learn from and {len(held)} to validate with: write more"
+        )
     return learn, held[:most]
 
 

@@ -13,7 +13,9 @@ from outrider.train.shards import Answer
 __all__ = ["choose_tokens", "coverage", "draft_index"]
 
 
-def choose_tokens(answers: Iterable[Answer], vocabulary: int, size: int, always: Sequence[int] = ()) -> NDArray[np.int64]:
+def choose_tokens(
+    answers: Iterable[Answer], vocabulary: int, size: int, always: Sequence[int] = ()
+) -> NDArray[np.int64]:
     """The `size` tokens that are most frequent in the answers, ascending; `always` are among them. [size]
 
     Where the answers have fewer kinds, prompts fill up, then the lowest ids. `size` 0 means the whole vocabulary.
@@ -21,7 +23,9 @@ def choose_tokens(answers: Iterable[Answer], vocabulary: int, size: int, always:
     if size in (0, vocabulary):
         return np.arange(vocabulary)
     if not len(always) <= size < vocabulary:
-        raise TrainError(f"a draft vocabulary of {size:,} tokens: {max(1, len(always)):,} to {vocabulary:,} are possible")
+        raise TrainError(
+            f"a draft vocabulary of {size:,} tokens: {max(1, len(always)):,} to {vocabulary:,} are possible"
+        )
     counts = np.zeros(vocabulary)
     for answer in answers:
         np.add.at(counts, answer.answer, 1.0)

@@ -1,0 +1,263 @@
+"""One training from prompts to a drafter on disk: answers, states, lessons."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.models.heads import EagleConfig, MedusaConfig, write_draft, write_eagle, write_medusa
+from outrider.train.decoder import Decoder
+from outrider.train.draft import DraftPupil, DraftSettings, cut_layers, make_draft
+from outrider.train.eagle import EagleModule, EaglePupil, EagleSettings
+from outrider.train.errors import TrainError
+from outrider.train.features import FeatureStore, Reader, runner_reader, torch_reader
+from outrider.train.layer_skip import LayerSkipSettings, search, write_skip
+from outrider.train.loop import Pupil, Report, TrainSettings, fit
+from outrider.train.medusa import MedusaModule, MedusaPupil, MedusaSettings
+from outrider.train.recipe import Recipe
+from outrider.train.shards import Answer, read_answers
+from outrider.train.target import Target
+from outrider.train.texts import split
+from outrider.train.vocabulary import choose_tokens, coverage, draft_index
+
+if TYPE_CHECKING:
+    from outrider.models.load import ModelFiles
+
+__all__ = ["Session", "early_middle_late", "find_layer_skip", "train_draft", "train_eagle", "train_medusa"]
+
+Tokens = NDArray[np.int64]
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(slots=True)
+class Session:
+    """What a training needs besides its settings."""
+
+    files: ModelFiles
+    answers: Path  # folder of shards
+    out: Path
+    recipe: Recipe
+    device: str = "cpu"
+    runner: str = "native"  # who computes the states: native, reference or torch
+    dtype: str = "auto"
+    threads: int | None = None
+    resume: bool = False
+    say: Callable[[str], None] = lambda line: None
+    progress: Progress = lambda step, steps, note: None
+
+    def read(self) -> tuple[list[Answer], list[int], list[int]]:
+        """All answers, and the indexes of those to learn from and those held out."""
+        answers = read_answers(self.answers)
+        learn, held = split(answers, self.recipe.data().held)
+        tokens = sum(len(answers[i].answer) for i in learn)
+        self.say(f"{len(answers):,} answers; {tokens:,} tokens to learn from, {len(held)} answers held out")
+        return answers, learn, held
+
+    def store(self, answers: Sequence[Answer], wants: Sequence[int]) -> FeatureStore:
+        """The states of the answers, computed when they are first wanted."""
+        return FeatureStore(
+            self.answers,
+            answers,
+            wants,
+            self.files.config.hidden,
+            self._reader(wants, max(len(answer.prompt) + len(answer.answer) for answer in answers)),
+            target=f"{self.files.sha256()} {self.runner} {self.dtype}",
+            limit=int(self.recipe.data().store_gb * 2**30),
+        )
+
+    def _reader(self, wants: Sequence[int], longest: int) -> Reader:
+        if self.runner == "torch":
+            return torch_reader(
+                self.files, wants, device=self.device, dtype="bf16" if self.dtype == "auto" else self.dtype
+            )
+        from outrider.runtime.load import load
+
+        loaded = load(self.files, runner=self.runner, dtype=self.dtype, threads=self.threads, cache_tokens=longest + 64)
+        return runner_reader(loaded.runner, wants)
+
+    def draft_tokens(self, answers: Sequence[Answer], learn: Sequence[int], held: Sequence[int], size: int) -> Tokens:
+        """The draft vocabulary, chosen once: a run that is resumed keeps its own."""
+        config = self.files.config
+        path = self.out / "draft_tokens.json"
+        if self.resume and path.exists():
+            tokens = np.array(json.loads(path.read_text()), np.int64)
+        else:
+            tokens = choose_tokens((answers[i] for i in learn), config.vocabulary, size, config.eos)
+            self.out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(tokens.tolist()) + "\n")
+        inside = coverage((answers[i] for i in held), draft_index(tokens, config.vocabulary))
+        self.say(f"{len(tokens):,} draft tokens, {inside:.1%} of the held-out tokens")
+        return tokens
+
+    def target(self, tokens: Tokens) -> Target:
+        return Target.of(self.files, tokens, device=self.device)
+
+    def fit(self, pupil: Pupil, answers: Sequence[Answer], learn: Sequence[int], settings: TrainSettings) -> Report:
+        lengths = [len(answers[i].prompt) + len(answers[i].answer) for i in learn]
+        return fit(pupil, lengths, settings, self.out, resume=self.resume, progress=self.progress)
+
+    def notes(self, report: Report, **settings: Any) -> dict[str, Any]:
+        """What is recorded beside the weights: target, data, settings, steps, time and what came of it."""
+        manifest = self.answers / "answers.json"
+        return {
+            "target": self.files.name,
+            "answers": json.loads(manifest.read_text()) if manifest.exists() else {},
+            "settings": {name: asdict(values) for name, values in settings.items()},
+            "steps": report.steps,
+            "tokens": report.tokens,
+            "seconds": round(report.seconds, 1),
+            "validation": None if report.best is None else asdict(report.best),
+            "made": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+
+
+def early_middle_late(layers: int) -> tuple[int, ...]:
+    """The three target layers that an EAGLE-3 head reads by default (Li et al. 2025): early, middle and late."""
+    if layers < 4:
+        return tuple(range(layers))[-3:]
+    return (1, layers // 2 - 1, layers - 4)
+
+
+def train_eagle(session: Session) -> Report:
+    """Trains an EAGLE-3 head into `session.out`, the best one in the speculators layout."""
+    settings = session.recipe.settings("eagle", EagleSettings)
+    schedule = session.recipe.settings("train", TrainSettings)
+    config = session.files.config
+    wants = settings.layers or early_middle_late(config.layers)
+    if any(not 0 <= layer < config.layers for layer in wants):
+        raise TrainError(f"eagle.layers {list(wants)}: the target has layers 0 to {config.layers - 1}")
+    answers, learn, held = session.read()
+    tokens = session.draft_tokens(answers, learn, held, settings.draft_vocabulary)
+    target = session.target(tokens)
+    head = EagleConfig(
+        version=3,
+        decoder=replace(
+            config,
+            layers=1,
+            intermediate=settings.intermediate or config.intermediate,
+            tied_embeddings=False,
+            qkv_bias=False,
+            qk_norm=False,
+        ),
+        draft_vocabulary=len(tokens),
+        wants=tuple(wants),
+        norm_before_residual=True,
+        norm_before_fc=True,
+        target_sha256=session.files.sha256(),
+    )
+    module = EagleModule(head)
+    module.start(target, schedule.seed)
+    module.to(session.device)
+
+    def export(folder: Path, report: Report) -> None:
+        write_eagle(
+            folder,
+            head,
+            module.values(),
+            tokens,
+            target=session.files.name,
+            guesses=settings.steps,
+            kind=session.recipe.data().kind,
+            notes=session.notes(report, eagle=settings, train=schedule),
+        )
+
+    store = session.store(answers, (*wants, -1))
+    pupil = EaglePupil(module, target, store, learn, held, settings, export, session.device)
+    return session.fit(pupil, answers, learn, schedule)
+
+
+def train_medusa(session: Session) -> Report:
+    """Trains Medusa heads into `session.out`, the best ones in FasterDecoding's layout."""
+    settings = session.recipe.settings("medusa", MedusaSettings)
+    schedule = session.recipe.settings("train", TrainSettings)
+    config = session.files.config
+    answers, learn, held = session.read()
+    tokens = session.draft_tokens(answers, learn, held, settings.draft_vocabulary)
+    target = session.target(tokens)
+    heads = MedusaConfig(
+        heads=settings.heads,
+        blocks=settings.blocks,
+        hidden=config.hidden,
+        vocabulary=config.vocabulary,
+        draft_vocabulary=len(tokens),
+        shared_head=settings.shared_head,
+        target_sha256=session.files.sha256(),
+    )
+    module = MedusaModule(heads)
+    module.start(target)
+    module.to(session.device)
+
+    def export(folder: Path, report: Report) -> None:
+        write_medusa(
+            folder,
+            heads,
+            module.values(),
+            tokens,
+            target=session.files.name,
+            kind=session.recipe.data().kind,
+            notes=session.notes(report, medusa=settings, train=schedule),
+        )
+
+    store = session.store(answers, _states(session))
+    pupil = MedusaPupil(module, target, store, learn, held, settings, export, session.device)
+    return session.fit(pupil, answers, learn, schedule)
+
+
+def train_draft(session: Session) -> Report:
+    """Distils a draft model into `session.out`: with the whole vocabulary a model of its own, else the target's satellite."""
+    settings = session.recipe.settings("draft", DraftSettings)
+    schedule = session.recipe.settings("train", TrainSettings)
+    config = session.files.config
+    layers = cut_layers(config.layers, settings)
+    answers, learn, held = session.read()
+    tokens = session.draft_tokens(answers, learn, held, settings.draft_vocabulary)
+    target = session.target(tokens)
+    module = make_draft(config, session.files.tensors, layers, target).to(session.device)
+
+    def export(folder: Path, report: Report) -> None:
+        write_draft(
+            folder,
+            module.config,
+            pupil.values(),
+            tokens,
+            target=session.files,
+            kind=session.recipe.data().kind,
+            notes=session.notes(report, draft=settings, train=schedule) | {"cut_from_layers": list(layers)},
+        )
+
+    store = session.store(answers, _states(session))
+    pupil = DraftPupil(module, target, store, learn, held, settings, export, session.device)
+    return session.fit(pupil, answers, learn, schedule)
+
+
+def find_layer_skip(session: Session) -> Report:
+    """Searches layers to draft without, and writes `layer_skip.json` into `session.out`."""
+    settings = session.recipe.settings("layer_skip", LayerSkipSettings)
+    config = session.files.config
+    answers, _, held = session.read()
+    started = time.monotonic()
+    kind = torch.bfloat16 if session.dtype == "auto" else torch.float32
+    model = Decoder.of(config, session.files.tensors, kind, session.device)
+    found = search(model, [answers[i] for i in held], settings, session.progress)
+    best = max(found, key=lambda skip: skip.speedup)
+    session.say(
+        f"without layers {list(best.layers)}: {best.agreement:.3f} of the tokens agree, "
+        f"{best.length:.2f} tokens per step with {best.guesses} guesses"
+    )
+    notes = {"target": session.files.name, "settings": asdict(settings)}
+    write_skip(session.out, found, session.files.sha256(), notes)
+    return Report(len(found), settings.tokens, time.monotonic() - started, None, 0)
+
+
+def _states(session: Session) -> tuple[int, ...]:
+    """What the store keeps: the states that an EAGLE head would read too, so that all drafters share them."""
+    settings = session.recipe.settings("eagle", EagleSettings)
+    return (*(settings.layers or early_middle_late(session.files.config.layers)), -1)
