@@ -20,6 +20,8 @@
 
 namespace nb = nanobind;
 
+void bind_linear(nb::module_& module);
+
 namespace outrider {
 
 void bind_sampling(nb::module_& module);
@@ -180,5 +182,6 @@ NB_MODULE(_native, module) {
       .def("move", &Runner::move, nb::arg("source"), nb::arg("target"))
       .def("memory", &Runner::memory)
       .def_prop_ro("row_bytes", &Runner::row_bytes);
+  bind_linear(module);
   outrider::bind_sampling(module);
 }

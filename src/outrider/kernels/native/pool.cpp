@@ -15,7 +15,7 @@ namespace {
 // Long enough to bridge the moments between two forwards of one loop, far too short to be seen as load.
 constexpr std::chrono::microseconds kLinger{40};
 // Rounds of waiting after which a thread lets others run: someone it waits for may have no core at the moment.
-constexpr int kPatience = 20000;
+constexpr int kPatience = 2000;
 
 void pause() {
 #if defined(__x86_64__)
