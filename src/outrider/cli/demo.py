@@ -47,8 +47,7 @@ class Account:
 """
 
 _PROMPTS = {
-    "A code edit": "Rewrite this class. Use the name `BankAccount` for it and keep everything else as it is.\n\n"
-    f"```python\n{_CODE}```",
+    "A code edit": f"Write this class again with the name BankAccount.\n\n```python\n{_CODE}```",
     "A question": "Why is the sky blue, and why is it red in the evening?",
 }
 
