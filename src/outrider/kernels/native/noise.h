@@ -53,8 +53,9 @@ namespace fixed {
 inline constexpr double ln2_high = 0x1.62e42feep-1, ln2_low = 0x1.a39ef35793c76p-33;
 inline constexpr double log2_e = 0x1.71547652b82fep+0;
 inline constexpr double rounder = 0x1.8p52;  // adding and subtracting it rounds to the nearest whole number
-inline constexpr double vanish = -700.0;
+inline constexpr double exp_lowest = -708.0, exp_zero = 0x1p-1010;  // exp stays in the normal range; below is 0
 inline constexpr std::uint64_t sqrt_half = 0x3FE6A09E667F3BCD, one = std::uint64_t{1023} << 52;
+inline constexpr std::uint64_t fraction = (std::uint64_t{1} << 52) - 1;
 inline constexpr double mass = 0x1p44;  // top_p counts in units of 2**-44 of the likeliest token
 
 // 2 / (2j + 1), j = 1 ... 10

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
+#include <functional>
+#include <numeric>
+#include <optional>
 
 #include "linear/isa.h"
 #include "noise.h"
@@ -28,11 +31,16 @@ const SamplingKernels& kernels() {
 #endif
 }
 
+struct Portion {
+  std::uint64_t key, mass;  // of a token: its place in the order, its share in units of 2**-44 of the likeliest token's
+};
+
 // Buffers that grow to the vocabulary once.
 struct Workspace {
   std::vector<float> maxima, adjusted_maxima, adjusted, values;
   std::vector<std::uint64_t> keys;
   std::vector<double> terms;
+  std::vector<Portion> portions;
 };
 
 Workspace& workspace() {
@@ -164,14 +172,9 @@ double terms_of(std::span<const std::uint64_t> keys, double highest, double temp
   return lanes[0];
 }
 
-struct Portion {
-  std::uint64_t key, mass;
-};
-
-// The last key before which there is less mass than `bound`, by halving: no sort.
-std::uint64_t last_within(std::vector<Portion>& portions, double bound) {
+// The last key before which there is less mass than `bound`, given the mass `before` all of these. By halving, no sort.
+std::uint64_t last_within(std::span<Portion> portions, std::uint64_t before, double bound) {
   auto first = portions.begin(), end = portions.end();
-  std::uint64_t before = 0;
   const auto by_key = [](const Portion& a, const Portion& b) { return a.key < b.key; };
   while (end - first > 1) {
     const auto middle = first + (end - first) / 2;
@@ -188,22 +191,37 @@ std::uint64_t last_within(std::vector<Portion>& portions, double bound) {
   return first->key;
 }
 
-std::uint64_t cut_by_mass(std::span<const std::uint64_t> keys, double highest, double temperature, double top_p,
-                          const double* whole) {
+// The last of `keys` before which there is less than top_p of the mass `whole`, or nothing if it may not be among them.
+std::optional<std::uint64_t> cut_by_mass(std::span<const std::uint64_t> keys, double highest, double temperature,
+                                         double top_p, std::optional<double> whole = {}) {
+  constexpr std::size_t kSlices = 1024;
   std::vector<double>& terms = workspace().terms;
+  std::vector<Portion>& portions = workspace().portions;
   terms_of(keys, highest, temperature, terms);
-  std::vector<Portion> portions(keys.size());
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::uint64_t mass =
-        std::bit_cast<std::uint64_t>(terms[i] * fixed::mass + 0x1p52) & ((std::uint64_t{1} << 52) - 1);
-    portions[i] = {keys[i], mass};
-    sum += mass;
-  }
-  return last_within(portions, top_p * (whole ? *whole : static_cast<double>(sum)));
+  const std::vector<float>& values = workspace().values;
+  // Slices of equal width in value: only the tokens of the one in which the bound falls need an order.
+  const double lowest = *std::min_element(values.begin(), values.end());
+  const double scale = lowest < highest ? (kSlices - 1) / (highest - lowest) : 0;
+  const auto slice = [&](std::size_t i) { return static_cast<std::size_t>((highest - values[i]) * scale); };
+  const auto mass = [&](std::size_t i) {
+    return std::bit_cast<std::uint64_t>(terms[i] * fixed::mass + 0x1p52) & fixed::fraction;
+  };
+  std::array<std::uint64_t, kSlices> slices{};
+  for (std::size_t i = 0; i < keys.size(); ++i) slices[slice(i)] += mass(i);
+  const std::uint64_t sum = std::accumulate(slices.begin(), slices.end(), std::uint64_t{0});
+  const double bound = top_p * whole.value_or(static_cast<double>(sum));
+  if (static_cast<double>(sum) < bound) return {};
+  std::uint64_t before = 0, through = 0;
+  std::size_t chosen = 0;
+  for (std::size_t s = 0; s < kSlices && static_cast<double>(through) < bound; through += slices[s++])
+    if (slices[s]) before = through, chosen = s;
+  portions.clear();
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    if (slice(i) == chosen) portions.push_back({keys[i], mass(i)});
+  return last_within(portions, before, bound);
 }
 
-// The mass of all values from `floor` on. Blocks that lie so low that each of their masses rounds to 0 are left out.
+// The mass of all values from `floor` on. Blocks so low that each of their masses rounds to 0 are left out.
 std::uint64_t mass_of(const Row& row, float floor, double highest, double temperature) {
   std::uint64_t sum = 0;
   const double nothing = highest - 32 * temperature;  // exp(-32) < 2**-45
@@ -230,19 +248,18 @@ Cut find_cut(const Row& row, const ShapingSettings& settings) {
   if (settings.top_k > 0) {
     const bool left_out = select(row, settings.top_k, cut.floor, keys);
     if (nucleus)
-      cut.last = cut_by_mass(keys, highest, temperature, settings.top_p, nullptr);
+      cut.last = cut_by_mass(keys, highest, temperature, settings.top_p).value();
     else if (left_out)
       cut.last = *std::max_element(keys.begin(), keys.end());
   } else if (nucleus) {
     const double whole = static_cast<double>(mass_of(row, cut.floor, highest, temperature));
-    const double bound = settings.top_p * whole;
-    // Most of the mass lies near the top: take what lies within `depth` temperatures, and more until it is enough.
-    for (double depth = 4;; depth *= 2) {
-      const float floor = depth > 64 ? cut.floor : std::max(cut.floor, at_or_above(highest - depth * temperature));
-      if (floor > cut.floor && static_cast<double>(mass_of(row, floor, highest, temperature)) < bound) continue;
+    // Mostly enough mass lies near the top.
+    for (const float floor : {std::max(cut.floor, at_or_above(highest - 8 * temperature)), cut.floor}) {
       collect(row, floor, keys);
-      cut.last = cut_by_mass(keys, highest, temperature, settings.top_p, &whole);
-      break;
+      if (const auto last = cut_by_mass(keys, highest, temperature, settings.top_p, whole)) {
+        cut.last = *last;
+        break;
+      }
     }
   }
   if (cut.last != std::numeric_limits<std::uint64_t>::max()) cut.floor = std::max(cut.floor, value_of(cut.last));

@@ -9,11 +9,13 @@
 namespace outrider {
 namespace {
 
-constexpr int kWidth = 4;
+constexpr int kWidth = 4, kTogether = 4;
 using F64 = double __attribute__((vector_size(32)));
 using U64 = std::uint64_t __attribute__((vector_size(32)));
 
 inline F64 widen(const float* x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+inline F64 maximum(F64 a, F64 b) { return _mm256_max_pd(a, b); }
+inline F64 zero_below(F64 x, F64 least) { return _mm256_and_pd(x, _mm256_cmp_pd(x, least, _CMP_GE_OQ)); }
 inline U64 multiply(U64 a, U64 b) {
   return __builtin_bit_cast(U64, _mm256_mul_epu32(__builtin_bit_cast(__m256i, a), __builtin_bit_cast(__m256i, b)));
 }

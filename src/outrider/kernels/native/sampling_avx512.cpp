@@ -13,15 +13,13 @@
 namespace outrider {
 namespace {
 
-constexpr int kWidth = 8;
+constexpr int kWidth = 8, kTogether = 8;
 using F64 = double __attribute__((vector_size(64)));
 using U64 = std::uint64_t __attribute__((vector_size(64)));
 
-inline F64 widen(const float* x) {
-  float __attribute__((vector_size(32))) half;
-  std::memcpy(&half, x, sizeof half);
-  return __builtin_convertvector(half, F64);
-}
+inline F64 widen(const float* x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
+inline F64 maximum(F64 a, F64 b) { return _mm512_max_pd(a, b); }
+inline F64 zero_below(F64 x, F64 least) { return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(x, least, _CMP_GE_OQ), x); }
 inline U64 multiply(U64 a, U64 b) {
   return __builtin_bit_cast(U64, _mm512_mul_epu32(__builtin_bit_cast(__m512i, a), __builtin_bit_cast(__m512i, b)));
 }

@@ -1,8 +1,11 @@
 // The loops of sampling_kernels.h for vectors of kWidth float64 lanes. Included once by each file of an instruction set,
 // inside its unnamed namespace, after it has defined
 //   kWidth                 float64 lanes of a vector
+//   kTogether              vectors whose exp is computed together, as many as fit the registers
 //   F64, U64               vectors of kWidth doubles and 64-bit words (GCC's vector extension: operators work by lane)
 //   widen(const float*)    kWidth floats to doubles
+//   maximum(F64, F64)      by lane
+//   zero_below(F64, x)     lanes below x to 0
 //   multiply(U64, U64)     products of the low 32 bits of each lane
 //   mask_at_least(U64, x)  bit i: lane i >= x, all numbers below 2**32
 //   maximum64, at_least64  the maximum of 64 floats (and whether all are < +inf); bit i: values[i] >= floor
@@ -29,15 +32,21 @@ inline F64 log_lanes(F64 x) {
   return k * fixed::ln2_high + ((s + s) + ((s * z) * series + k * fixed::ln2_low));
 }
 
-inline F64 exp_lanes(F64 x) {
-  const U64 live = __builtin_bit_cast(U64, x >= fixed::vanish);
-  x = as_double(as_bits(x) & live);
-  const F64 shifted = x * fixed::log2_e + fixed::rounder;  // its low bits are n, in two's complement
-  const F64 n = shifted - fixed::rounder;
-  const F64 r = (x - n * fixed::ln2_high) - n * fixed::ln2_low;
-  F64 series = splat(fixed::exp_series[13]);
-  for (int j = 12; j >= 0; --j) series = series * r + fixed::exp_series[j];
-  return as_double((as_bits(series) + (as_bits(shifted) << 52)) & live);
+// exp of kTogether vectors, in place. Together, because each is one long chain of dependent operations.
+inline void exp_lanes(F64 (&x)[kTogether]) {
+  U64 power[kTogether];
+  F64 series[kTogether];
+  for (int i = 0; i < kTogether; ++i) {
+    x[i] = maximum(x[i], splat(fixed::exp_lowest));
+    const F64 sum = x[i] * fixed::log2_e + fixed::rounder;  // its low bits are n, in two's complement
+    const F64 n = sum - fixed::rounder;
+    x[i] = (x[i] - n * fixed::ln2_high) - n * fixed::ln2_low;
+    power[i] = as_bits(sum) << 52;
+    series[i] = splat(fixed::exp_series[13]);
+  }
+  for (int j = 12; j >= 0; --j)
+    for (int i = 0; i < kTogether; ++i) series[i] = series[i] * x[i] + fixed::exp_series[j];
+  for (int i = 0; i < kTogether; ++i) x[i] = zero_below(as_double(as_bits(series[i]) + power[i]), splat(fixed::exp_zero));
 }
 
 inline F64 gumbel_lanes(U64 word) { return -log_lanes(-log_lanes((to_double(word) + 0.5) * 0x1p-32)); }
@@ -72,27 +81,31 @@ bool maxima(const float* row, std::int64_t blocks, float* out) {
   return !good;
 }
 
-// Adds the terms of 16 values to the lanes.
+constexpr int kStride = kTogether * kWidth;  // values that go through exp together: a multiple of kLanes
+static_assert(kStride % kLanes == 0 && kBlock % kStride == 0);
+
 template <bool Divide>
 inline void add_terms(const float* values, double highest, double temperature, F64* sums, double* out) {
-  for (int part = 0; part < kLanes / kWidth; ++part) {
-    F64 x = widen(values + part * kWidth) - highest;
-    if constexpr (Divide) x = x / temperature;
-    const F64 term = exp_lanes(x);
-    sums[part] += term;
-    if (out) std::memcpy(out + part * kWidth, &term, sizeof term);
+  F64 x[kTogether];
+  for (int i = 0; i < kTogether; ++i) {
+    x[i] = widen(values + i * kWidth) - highest;
+    if constexpr (Divide) x[i] = x[i] / temperature;
   }
+  exp_lanes(x);
+  for (int i = 0; i < kTogether; ++i) sums[i % (kLanes / kWidth)] += x[i];
+  if (out) std::memcpy(out, x, sizeof x);
 }
 
 template <bool Divide>
 inline double exps_by(const float* values, std::int64_t n, double highest, double temperature, double* out) {
   F64 sums[kLanes / kWidth] = {};
   std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add_terms<Divide>(values + i, highest, temperature, sums, out ? out + i : nullptr);
+  for (; i + kStride <= n; i += kStride)
+    add_terms<Divide>(values + i, highest, temperature, sums, out ? out + i : nullptr);
   if (i < n) {
-    float rest[kLanes];
-    double terms[kLanes];
-    for (int j = 0; j < kLanes; ++j) rest[j] = i + j < n ? values[i + j] : -__builtin_inff();
+    float rest[kStride];
+    double terms[kStride];
+    for (int j = 0; j < kStride; ++j) rest[j] = i + j < n ? values[i + j] : -__builtin_inff();
     add_terms<Divide>(rest, highest, temperature, sums, terms);
     if (out) std::memcpy(out + i, terms, static_cast<std::size_t>(n - i) * sizeof *terms);
   }
@@ -109,17 +122,29 @@ double exps(const float* values, std::int64_t n, double highest, double temperat
                             : exps_by<true>(values, n, highest, temperature, out);
 }
 
-std::uint64_t mass(const float* values, std::int64_t n, float floor, double highest, double temperature) {
+template <bool Divide>
+inline std::uint64_t mass_by(const float* values, std::int64_t n, float floor, double highest, double temperature) {
   U64 sum{};
-  for (std::int64_t i = 0; i < n; i += kWidth) {
-    const F64 x = widen(values + i);
-    const U64 kept = __builtin_bit_cast(U64, x >= static_cast<double>(floor));
-    const F64 term = exp_lanes((x - highest) / temperature);
-    sum += as_bits(term * fixed::mass + 0x1p52) & ((std::uint64_t{1} << 52) - 1) & kept;
+  for (std::int64_t at = 0; at < n; at += kStride) {
+    F64 x[kTogether];
+    U64 kept[kTogether];
+    for (int i = 0; i < kTogether; ++i) {
+      x[i] = widen(values + at + i * kWidth);
+      kept[i] = __builtin_bit_cast(U64, x[i] >= static_cast<double>(floor));
+      x[i] = x[i] - highest;
+      if constexpr (Divide) x[i] = x[i] / temperature;
+    }
+    exp_lanes(x);
+    for (int i = 0; i < kTogether; ++i) sum += as_bits(x[i] * fixed::mass + 0x1p52) & fixed::fraction & kept[i];
   }
   std::uint64_t total = 0;
   for (int lane = 0; lane < kWidth; ++lane) total += sum[lane];
   return total;
+}
+
+std::uint64_t mass(const float* values, std::int64_t n, float floor, double highest, double temperature) {
+  return temperature == 1.0 ? mass_by<false>(values, n, floor, highest, temperature)
+                            : mass_by<true>(values, n, floor, highest, temperature);
 }
 
 std::uint64_t words_of_block(const Place& place, std::uint32_t block, std::uint32_t threshold, std::uint32_t* out) {
