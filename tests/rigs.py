@@ -23,7 +23,7 @@ class Rig:
     runner: str = "reference"
     dtype: str = "fp32"
     kv_dtype: str | None = None
-    threads: int | None = None
+    threads: int = 1
     page_size: int = 16
     cache_tokens: int = 2048
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from outrider import Result
-from outrider.runtime.load import native_available
 from rigs import MIXES, Rig, accepted, engine, mix, prompts, rejected, said
 
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -38,8 +37,6 @@ def plain(rig: Rig, mix_name: str, seed: int, family: str = "llama") -> list[Res
 @pytest.mark.parametrize("rig", RIGS, ids=lambda rig: f"{rig.runner}-{rig.dtype}")
 def test_every_drafter_writes_what_plain_decoding_writes(rig: Rig, drafter: str, mix_name: str) -> None:
     """3 seeds x batches of 1 and 4 x prefill chunks of 1, 16 and whole prompts, for each drafter and shaping."""
-    if rig.runner == "native":
-        assert native_available()
     results: list[Result] = []
     for batch_size, chunk in ((1, 512), (1, 1), (4, 16), (4, 512), (4, 1), (1, 16)):
         speculative = engine(rig, batch_size=batch_size, prefill_chunk=chunk, **DRAFTERS[drafter])
@@ -51,7 +48,7 @@ def test_every_drafter_writes_what_plain_decoding_writes(rig: Rig, drafter: str,
         assert speculative.runner.pages.free == speculative.runner.pages.count
     if drafter != "none":
         assert rejected(results) > 0
-        if "junk" not in drafter or mix_name == "greedy":
+        if "draft_model" in drafter or mix_name == "greedy":
             assert accepted(results) > 0
 
 
