@@ -57,7 +57,7 @@ def demo(
     model: Annotated[str, typer.Option("--model", "-m", help="Name or path of the model.")] = DEFAULT_MODEL,
     drafter: Annotated[str, typer.Option("--drafter", "-d", help="Drafting method.")] = DEFAULT_DRAFTER,
     draft_model: Annotated[str | None, typer.Option(help="Name or path of the second model, for draft_model.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens per answer at most.")] = 320,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens per answer at most.")] = 280,
 ) -> None:
     """Answer two built-in prompts with and without a drafter, and check that both answers are the same.
 
