@@ -128,12 +128,16 @@ def shape(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> tuple[T
     if params.top_k:
         order = order[: params.top_k]
     if params.top_p < 1.0:
-        weights = noise.exp((values[order] - highest) / params.temperature)
-        mass = np.rint(weights * _MASS).astype(np.uint64)
+        mass = np.rint(noise.exp(_scaled(values[order], highest, params.temperature)) * _MASS).astype(np.uint64)
         before = np.cumsum(mass) - mass
         order = order[before.astype(np.float64) < params.top_p * float(mass.sum())]
     order.sort()
     return ids[order], values[order]
+
+
+def _scaled(values: NDArray[np.float64], highest: float, temperature: float) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):  # a temperature near 0 makes all but the highest -inf, which is what it means
+        return (values - highest) / temperature
 
 
 def _log(x: float) -> float:
@@ -164,7 +168,7 @@ def law(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[n
     if shaping.params.temperature == 0.0:
         p[ids[np.argmax(values)]] = 1.0
         return p
-    p[ids] = noise.exp((values - values.max()) / shaping.params.temperature)
+    p[ids] = noise.exp(_scaled(values, values.max(), shaping.params.temperature))
     p /= noise.total(p)
     return p
 
@@ -184,10 +188,11 @@ def top(
         scores = _scores(ids, values, shaping, path, noise.TARGET)
         temperature = shaping.params.temperature or 1.0
     weights = np.zeros(len(logits))
-    scaled = (values - values.max()) / temperature
+    scaled = _scaled(values, values.max(), temperature)
     weights[ids] = noise.exp(scaled)
     order = np.argsort(-scores, kind="stable")[:k]
-    return ids[order], (scaled[order] - _log(noise.total(weights))).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return ids[order], (scaled[order] - _log(noise.total(weights))).astype(np.float32)
 
 
 def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:
