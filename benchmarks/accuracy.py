@@ -48,6 +48,7 @@ SOURCES = ("textwrap", "heapq", "difflib", "statistics", "csv", "fractions", "sh
 
 # name -> dtype, head_dtype, kv_dtype of the runner; None = what the runner takes by default
 KINDS: dict[str, tuple[str, str | None, str | None]] = {
+    "auto": ("auto", None, None),
     "fp32, kv bf16": ("fp32", None, "bf16"),
     "fp32, kv int8": ("fp32", None, "int8"),
     "bf16": ("bf16", None, None),
