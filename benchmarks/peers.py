@@ -186,6 +186,8 @@ def main() -> int:
             worker.close()
     say("")
     print(table(entries, plan.step_rows))
+    for reason, name in {entry["no_steps"]: entry["engine"] for entry in entries if entry["no_steps"]}.items():
+        print(f"no steps by rows: {name}: {reason}")
     for name, reason in absent.items():
         print(f"left out: {name}: {reason}")
     report = {

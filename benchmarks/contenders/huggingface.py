@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ KINDS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def create(spec: Spec, setup: Setup) -> Transformers:
+    os.environ["TQDM_DISABLE"] = "1"  # its bars would be drawn over ours
     try:
         import torch
         import transformers
@@ -69,14 +71,15 @@ class Transformers:
     def step_times(self, context: Sequence[int], rows: Sequence[int], repeats: int) -> dict[int, list[float]]:
         out: dict[int, list[float]] = {number: [] for number in rows}
         with self.torch.inference_mode():
-            cache = self.model(self.torch.tensor([list(context)]), use_cache=True, logits_to_keep=1).past_key_values
+            cache = self.transformers.DynamicCache(config=self.model.config)
+            self.model(self.torch.tensor([list(context)]), None, None, cache, logits_to_keep=1)
             for _ in range(repeats):
                 for number in rows:
                     ids = self.torch.tensor([list(context[:number])])
                     began = time.perf_counter()
-                    self.model(ids, past_key_values=cache, use_cache=True)
+                    self.model(ids, None, None, cache)  # by place: the parameter's name differs between releases
                     out[number].append(1000 * (time.perf_counter() - began))
-                    cache.crop(len(context))
+                    cache.crop(-number)
         return out
 
 
