@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tiny import tiny_model
 
 from outrider.models.load import ModelFiles
 from outrider.runtime.reference import ReferenceRunner
 from outrider.train.features import FeatureStore, runner_reader
 from outrider.train.shards import Answer
+from tiny import tiny_model
 
 WANTS = (0, 1, 2)
 
 
 def target(layers: int = 4, **overrides: object) -> ModelFiles:
-    return tiny_model(layers=layers, vocabulary=97, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, **overrides)
+    return tiny_model(
+        layers=layers, vocabulary=97, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, **overrides
+    )
 
 
 def answers(count: int = 24, seed: int = 0, vocabulary: int = 97) -> list[Answer]:
@@ -34,6 +36,8 @@ def answers(count: int = 24, seed: int = 0, vocabulary: int = 97) -> list[Answer
     return found
 
 
-def store(files: ModelFiles, texts: list[Answer], folder: Path | None = None, wants: tuple[int, ...] = (*WANTS, -1)) -> FeatureStore:
+def store(
+    files: ModelFiles, texts: list[Answer], folder: Path | None = None, wants: tuple[int, ...] = (*WANTS, -1)
+) -> FeatureStore:
     runner = ReferenceRunner(files, cache_tokens=128, page_size=16)
     return FeatureStore(folder, texts, wants, files.config.hidden, runner_reader(runner, wants, chunk=7))

@@ -11,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lessons import WANTS, answers, store, target  # noqa: E402
-
 from outrider.kernels.reference_heads import EagleForm, EagleReference  # noqa: E402
 from outrider.models.heads import Eagle, EagleConfig, read_head, write_eagle  # noqa: E402
 from outrider.models.rotary import rotary_table  # noqa: E402

@@ -1,8 +1,8 @@
 """Heads that draft from a target's states - EAGLE-1, -2, -3 and Medusa - in the layouts that people publish them in.
 
 Read: the checkpoints of SafeAILab's EAGLE and of the speculators library, and Medusa's as FasterDecoding has them, all
-as safetensors. Written: EAGLE-3 in the speculators layout, Medusa in FasterDecoding's; matrices in F32, BF16, or int8 in
-groups of 32 with a float16 scale, which is Q8_0 without loss.
+as safetensors. Written: EAGLE-3 in the speculators layout, Medusa in FasterDecoding's; matrices in F32, BF16, or int8
+in groups of 32 with a float16 scale, which is Q8_0 without loss.
 
 Canonical names of tensors, i a layer, k a head, j a block:
 
@@ -278,8 +278,8 @@ def _eagle3(
     width = config.get("target_hidden_size") or decoder.hidden
     if width != target.hidden or decoder.hidden != target.hidden:
         raise ModelError(
-            f"{where}: the head is for states of {width} and has {decoder.hidden} itself, the target has {target.hidden}: "
-            "use a head that was trained for this target"
+            f"{where}: the head is for states of {width} and has {decoder.hidden} itself, the target has "
+            f"{target.hidden}: use a head that was trained for this target"
         )
     size = _count(config, "draft_vocab_size", decoder.vocabulary, where)
     ids = config.get("eagle_aux_hidden_state_layer_ids") or (2, target.layers // 2, target.layers - 3)
@@ -340,7 +340,7 @@ def _speculators_eagle1(
         "embed_norm": "embedding_layernorm.weight",
         "norm": "pre_lm_head_layernorm.weight",
     }
-    made = _eagle1(folder, layer | {"num_hidden_layers": 1}, flags, renamed, target)
+    made = _eagle1(folder, dict(layer) | {"num_hidden_layers": 1}, flags, renamed, target)
     return replace(made, config=replace(made.config, target_sha256=_sha256(config.get(OURS) or {})))
 
 
@@ -425,7 +425,7 @@ def _tokens(stored: dict[str, Tensor | Any], size: int, vocabulary: int, folder:
         return None
     if isinstance(offsets, Tensor) or offsets.shape != (size,):
         raise ModelError(f"{folder}: d2t is not a vector of {size:,} whole numbers")
-    tokens = np.arange(size) + offsets.astype(np.int64)
+    tokens: NDArray[np.int64] = np.arange(size) + offsets.astype(np.int64)
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary or (np.diff(tokens) <= 0).any()):
         raise ModelError(f"{folder}: d2t does not give {size:,} different tokens of {vocabulary:,} in ascending order")
     if mask is not None and not isinstance(mask, Tensor):
@@ -470,14 +470,14 @@ def _stored(folder: Path) -> dict[str, Tensor | Any]:
     """
     from safetensors import SafetensorError, deserialize
 
-    paths = sorted(folder.glob("*.safetensors"))
+    paths = sorted(folder.glob("model-*-of-*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not paths:
         pickles = [path for pattern in PICKLES for path in sorted(folder.glob(pattern))]
         raise ModelError(_pickled(pickles[0]) if pickles else f"{folder} has no safetensors file")
     found: dict[str, Tensor | Any] = {}
     for path in paths:
         try:
-            entries = deserialize(path.read_bytes())
+            entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from None
         for name, entry in entries:
@@ -514,8 +514,8 @@ def _dequantised(found: dict[str, Tensor | Any], folder: Path) -> dict[str, Tens
 
 def _pickled(path: Path) -> str:
     return (
-        f"{path} is a pickle, which can run code when it is opened: it is not read; load it where you trust it and save "
-        "its tensors with safetensors.torch.save_file"
+        f"{path} is a pickle, which can run code when it is opened: it is not read; load it where you trust it and "
+        "save its tensors with safetensors.torch.save_file"
     )
 
 
@@ -564,8 +564,8 @@ def write_eagle(
 ) -> None:
     """Writes an EAGLE-3 head in the speculators layout: what vLLM loads, and `read_head`.
 
-    `target` is the name that the config gives the verifier, `guesses` the default number of guesses. `kind` is F32, BF16
-    or Q8_0 for matrices (int8 with scales); vectors are F32. `notes` go into the config beside the target's sha256.
+    `target` is the name that the config gives the verifier, `guesses` the default number of guesses. `kind` is F32,
+    BF16 or Q8_0 for matrices (int8 with scales); vectors are F32. `notes` go into the config, with the target's sha256.
     """
     if config.version != 3:
         raise ModelError("only EAGLE-3 heads are written")
@@ -680,9 +680,7 @@ def read_draft(folder: str | Path, target: ModelFiles) -> tuple[ModelFiles, NDAr
     tensors = _rename(stored, needed, {}, _hf_name, folder) | {"embed": target.tensors["embed"]}
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     digest = partial(sha256_of_folder, files)
-    return replace(
-        target, config=made, tensors=tensors, path=folder, name=folder.resolve().name, digest=digest
-    ), tokens
+    return replace(target, config=made, tensors=tensors, path=folder, name=folder.resolve().name, digest=digest), tokens
 
 
 def _hf_name(name: str) -> str:

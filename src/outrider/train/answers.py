@@ -198,7 +198,7 @@ def torch_writer(files: ModelFiles, *, device: str = "cpu", batch: int = 48, dty
     not depend on its neighbours but for rounding.
     """
     import torch
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     from outrider.train.decoder import Decoder, rotary
 
@@ -221,7 +221,7 @@ def torch_writer(files: ModelFiles, *, device: str = "cpu", batch: int = 48, dty
             nonlocal cache, cosines, sines
             if rows > cache.shape[4]:
                 rows = -(-rows // 128) * 128
-                cache = F.pad(cache, (0, 0, 0, rows - cache.shape[4]))
+                cache = functional.pad(cache, (0, 0, 0, rows - cache.shape[4]))
                 cosines, sines = rotary(config, rows, device)
 
         def draw(logits: torch.Tensor, owners: Sequence[int]) -> list[int]:
@@ -246,13 +246,13 @@ def torch_writer(files: ModelFiles, *, device: str = "cpu", batch: int = 48, dty
                 tokens[row, : len(job.prompt)] = torch.tensor(job.prompt)
                 slots[index] = _Slot(job, [])
             places = torch.tensor(free, device=device)
-            x = F.embedding(tokens, model.embed).float()
+            x = functional.embedding(tokens, model.embed).float()
             for number, layer in enumerate(model.layers):
 
                 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = number) -> torch.Tensor:
                     cache[number, 0, places, :, :width] = k
                     cache[number, 1, places, :, :width] = v
-                    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
+                    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
 
                 x = layer(x, cosines[:width], sines[:width], attend)
             ends_at = torch.tensor([len(job.prompt) - 1 for job in taken], device=device)
@@ -275,15 +275,15 @@ def torch_writer(files: ModelFiles, *, device: str = "cpu", batch: int = 48, dty
             mask = seen[:, None, None, :]
             every = torch.arange(batch, device=device)
             turn = (cosines[lengths][:, None, None], sines[lengths][:, None, None])
-            x = F.embedding(last[:, None], model.embed).float()
+            x = functional.embedding(last[:, None], model.embed).float()
             for number, layer in enumerate(model.layers):
 
                 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = number) -> torch.Tensor:
                     cache[number, 0, every, :, lengths] = k[:, :, 0]
                     cache[number, 1, every, :, lengths] = v[:, :, 0]
                     # the heads that share a key are rows of one query block: no copy of the keys
-                    grouped = q.unflatten(1, (config.kv_heads, group))[:, :, :, 0]
-                    out = F.scaled_dot_product_attention(
+                    grouped = q.view(batch, config.kv_heads, group, config.head_dim)
+                    out = functional.scaled_dot_product_attention(
                         grouped, cache[number, 0, :, :, :rows], cache[number, 1, :, :, :rows], attn_mask=mask
                     )
                     return out.flatten(1, 2).unsqueeze(2)

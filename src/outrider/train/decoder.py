@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from outrider.models.config import DecoderConfig
 from outrider.models.rotary import rotary_table
 
-__all__ = ["Attend", "Decoder", "Layer", "causal", "rms_norm", "rotate", "rotary"]
+__all__ = ["Attend", "Decoder", "Layer", "causal", "rms_norm", "rotary", "rotate"]
 
 # queries [B, heads, T, d], keys and values [B, kv_heads, T, d] -> [B, heads, T, d]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Each position attends to itself and all before it."""
-    return F.scaled_dot_product_attention(
+    return functional.scaled_dot_product_attention(
         queries, keys, values, is_causal=True, enable_gqa=queries.shape[1] != keys.shape[1]
     )
 
@@ -67,15 +67,15 @@ class Layer(nn.Module):
         self.mlp_norm = nn.Parameter(torch.ones(hidden))
         self.gate, self.up = matrix(config.intermediate, hidden), matrix(config.intermediate, hidden)
         self.down = matrix(hidden, config.intermediate)
-        if config.qkv_bias:
-            self.q_bias, self.k_bias = nn.Parameter(torch.zeros(queries)), nn.Parameter(torch.zeros(keys))
-            self.v_bias = nn.Parameter(torch.zeros(keys))
-        else:
-            self.q_bias = self.k_bias = self.v_bias = None
-        if config.qk_norm:
-            self.q_norm, self.k_norm = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.ones(dim))
-        else:
-            self.q_norm = self.k_norm = None
+
+        def maybe(there: bool, value: Tensor) -> nn.Parameter | None:
+            return nn.Parameter(value) if there else None
+
+        self.q_bias = maybe(config.qkv_bias, torch.zeros(queries))
+        self.k_bias = maybe(config.qkv_bias, torch.zeros(keys))
+        self.v_bias = maybe(config.qkv_bias, torch.zeros(keys))
+        self.q_norm = maybe(config.qk_norm, torch.ones(dim))
+        self.k_norm = maybe(config.qk_norm, torch.ones(dim))
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, attend: Attend = causal) -> Tensor:
         """The residual stream after the layer. [B, T, D] -> [B, T, D], float32"""
@@ -83,16 +83,17 @@ class Layer(nn.Module):
         normed = rms_norm(x, self.attn_norm, config.norm_eps).to(self.q.dtype)
 
         def heads(weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> Tensor:
-            out = F.linear(normed, weight, bias).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+            flat = functional.linear(normed, weight, bias)
+            out = flat.view(*flat.shape[:2], -1, config.head_dim).transpose(1, 2)
             return out if norm is None else rms_norm(out, norm, config.norm_eps).to(out.dtype)
 
         q = rotate(heads(self.q, self.q_bias, self.q_norm), cosines, sines)
         k = rotate(heads(self.k, self.k_bias, self.k_norm), cosines, sines)
         mixed = attend(q, k, heads(self.v, self.v_bias, None)).transpose(1, 2).flatten(2)
-        x = x + F.linear(mixed, self.o)
+        x = x + functional.linear(mixed, self.o)
         normed = rms_norm(x, self.mlp_norm, config.norm_eps).to(self.gate.dtype)
-        gated = F.silu(F.linear(normed, self.gate)) * F.linear(normed, self.up)
-        return x + F.linear(gated, self.down)
+        gated = functional.silu(functional.linear(normed, self.gate)) * functional.linear(normed, self.up)
+        return x + functional.linear(gated, self.down)
 
 
 class Decoder(nn.Module):
@@ -130,7 +131,7 @@ class Decoder(nn.Module):
         Padding on the right changes nothing on its left.
         """
         cosines, sines = rotary(self.config, tokens.shape[1], tokens.device)
-        x = F.embedding(tokens, self.embed).float()
+        x = functional.embedding(tokens, self.embed).float()
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             x = layer(x, cosines, sines)
@@ -142,4 +143,4 @@ class Decoder(nn.Module):
 
     def logits(self, final: Tensor) -> Tensor:
         """[..., D] -> [..., V]"""
-        return F.linear(final.to(self.head_weight.dtype), self.head_weight)
+        return functional.linear(final.to(self.head_weight.dtype), self.head_weight)

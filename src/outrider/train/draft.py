@@ -23,8 +23,8 @@ from outrider.train.chains import ChainCount
 from outrider.train.decoder import Decoder, causal, rms_norm, rotary
 from outrider.train.errors import TrainError
 from outrider.train.features import FeatureStore
-from outrider.train.losses import distance, parse_mix
 from outrider.train.loop import Acceptance, Report
+from outrider.train.losses import distance, parse_mix
 from outrider.train.target import Target
 from outrider.train.texts import collate
 from outrider.train.validation import score
@@ -48,13 +48,13 @@ def cut_layers(layers: int, settings: DraftSettings) -> tuple[int, ...]:
     """The target layers that the draft begins with, ascending: the first, the last, and some between."""
     chosen = settings.layers or tuple(sorted({round(i) for i in np.linspace(0, layers - 1, settings.count)}))
     if not chosen or min(chosen) < 0 or max(chosen) >= layers or list(chosen) != sorted(set(chosen)):
-        raise TrainError(f"draft.layers {list(chosen)}: the target has layers 0 to {layers - 1}, each once and in order")
+        raise TrainError(
+            f"draft.layers {list(chosen)}: the target has layers 0 to {layers - 1}, each once and in order"
+        )
     return chosen
 
 
-def make_draft(
-    config: DecoderConfig, tensors: Mapping[str, Any], layers: Sequence[int], target: Target
-) -> Decoder:
+def make_draft(config: DecoderConfig, tensors: Mapping[str, Any], layers: Sequence[int], target: Target) -> Decoder:
     """A decoder of the target's own layers. Its embedding is the target's, and frozen."""
     whole = len(target.tokens) == config.vocabulary and config.tied_embeddings
     made = Decoder(replace(config, layers=len(layers)), None if whole else len(target.tokens))

@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from outrider.models.heads import EagleConfig
 from outrider.train.chains import ChainCount
 from outrider.train.decoder import rms_norm, rotary, rotate
 from outrider.train.features import FeatureStore
-from outrider.train.losses import distance, parse_mix
 from outrider.train.loop import Acceptance, Report
+from outrider.train.losses import distance, parse_mix
 from outrider.train.target import Target
 from outrider.train.texts import Batch, collate
 from outrider.train.validation import score
@@ -42,7 +42,7 @@ __all__ = ["EagleModule", "EaglePupil", "EagleSettings"]
 class EagleSettings:
     """What kind of head, and what it is trained for."""
 
-    draft_vocabulary: int = field(default=8000, metadata={"help": "tokens that it can guess; 0 is all"})
+    draft_vocabulary: int = field(default=8192, metadata={"help": "tokens that it can guess; 0 is all"})
     layers: tuple[int, ...] = field(
         default=(), metadata={"help": "target layers it reads; none given: early, middle, late"}
     )
@@ -105,7 +105,7 @@ class EagleModule(nn.Module):
         flat = states.flatten(-2).float()
         if self.input_norm is not None:
             flat = rms_norm(flat, self.input_norm, self.config.decoder.norm_eps)
-        return F.linear(flat, self.fc)
+        return functional.linear(flat, self.fc)
 
     def read(self, embedding: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the projections read, and the residual. [..., D] twice -> [..., 2D], [..., D]"""
@@ -116,18 +116,21 @@ class EagleModule(nn.Module):
 
     def heads(self, both: Tensor, weight: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """[B, T, 2D] -> [B, heads, T, d], rotated where `turn` has cosines and sines"""
-        out = F.linear(both, weight).unflatten(-1, (-1, self.config.decoder.head_dim)).transpose(1, 2)
+        flat = functional.linear(both, weight)
+        out = flat.view(*flat.shape[:2], -1, self.config.decoder.head_dim).transpose(1, 2)
         return out if turn is None else rotate(out, *turn)
 
     def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
         """The rest of the layer after attention. [B, heads, T, d], [B, T, D] -> [B, T, D]"""
-        x = residual + F.linear(mixed.transpose(1, 2).flatten(2), self.o)
+        x = residual + functional.linear(mixed.transpose(1, 2).flatten(2), self.o)
         normed = rms_norm(x, self.mlp_norm, self.config.decoder.norm_eps)
-        return x + F.linear(F.silu(F.linear(normed, self.gate)) * F.linear(normed, self.up), self.down)
+        return x + functional.linear(
+            functional.silu(functional.linear(normed, self.gate)) * functional.linear(normed, self.up), self.down
+        )
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]"""
-        return F.linear(rms_norm(x, self.norm, self.config.decoder.norm_eps), self.head)
+        return functional.linear(rms_norm(x, self.norm, self.config.decoder.norm_eps), self.head)
 
     def unroll(self, batch: Batch, embed: Tensor, steps: int) -> list[Tensor]:
         """The outputs of each step at every root. `steps` times [B, A, D]"""
@@ -139,7 +142,7 @@ class EagleModule(nn.Module):
         # the token after each position; the last position of a text is no root and nobody's key
         after = torch.cat((batch.tokens[:, 1:], batch.tokens[:, :1]), 1)
         x = self.fuse(states)
-        both, residual = self.read(F.embedding(after, embed), x)
+        both, residual = self.read(functional.embedding(after, embed), x)
         keys = self.heads(both, self.k, (cosines[:width], sines[:width]))
         values = self.heads(both, self.v)
         # queries, MLP and head are only wanted at the roots
@@ -151,9 +154,10 @@ class EagleModule(nn.Module):
             place = batch.roots + step - 1
             turn = (cosines[place][:, None], sines[place][:, None])
             if step > 1:
-                both, residual = self.read(F.embedding(batch.next_token(step), embed), found[-1])
+                both, residual = self.read(functional.embedding(batch.next_token(step), embed), found[-1])
                 own.append((self.heads(both, self.k, turn), self.heads(both, self.v)))
-            queries = self.heads(both, self.q, turn).unflatten(1, (config.kv_heads, group))
+            queries = self.heads(both, self.q, turn)
+            queries = queries.reshape(len(queries), config.kv_heads, group, -1, config.head_dim)
             mixed = _attend(queries, keys, values, seen, own)
             found.append(self.finish(mixed, residual))
         return found
@@ -169,17 +173,18 @@ def _attend(
     batch, kv, group, roots, dim = queries.shape
     scale = dim**-0.5
     flat = queries.flatten(2, 3)  # heads that share a key are rows of one block
-    scores = torch.matmul(flat, keys.transpose(-1, -2)).float().unflatten(2, (group, roots)) * scale
+    scores = torch.matmul(flat, keys.transpose(-1, -2)).float() * scale
+    scores = scores.view(batch, kv, group, roots, -1)
     scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
     width = scores.shape[-1]
     if own:
         extra = torch.stack([(queries * k[:, :, None]).float().sum(-1) for k, _ in own], -1) * scale
         scores = torch.cat((scores, extra), -1)
     law = torch.softmax(scores, -1).to(values.dtype)
-    mixed = torch.matmul(law[..., :width].flatten(2, 3), values).unflatten(2, (group, roots))
+    mixed = torch.matmul(law[..., :width].flatten(2, 3), values).view(batch, kv, group, roots, dim)
     for number, (_, v) in enumerate(own):
         mixed = mixed + law[..., width + number, None] * v[:, :, None]
-    return mixed.flatten(1, 2)
+    return mixed.view(batch, kv * group, roots, dim)
 
 
 class EaglePupil:
@@ -206,25 +211,20 @@ class EaglePupil:
 
     def loss(self, batch: Sequence[int]) -> tuple[Tensor, int]:
         """Mean over the roots of each step, steps weighted by `step_decay`."""
+        made = collate(self._store, [self._learn[i] for i in batch], self._device)
+        total = torch.zeros((), device=self._device)
         with self._autocast():
-            made = collate(self._store, [self._learn[i] for i in batch], self._device)
             outputs = self.module.unroll(made, self._target.embed, self._settings.steps)
-            finals = made.states[:, :, -1]
-            total = torch.zeros((), device=self._device)
+            laws = self._target.law(made.at_roots(made.states[:, :, -1])[made.left > 0])
+            place = made.flat_roots()
             for step, output in enumerate(outputs, start=1):
                 token = self._target.index[made.next_token(step + 1)]
                 rows = (made.left > step) & (token >= 0)
                 if not bool(rows.any()):
                     continue
-                with torch.no_grad():
-                    p = torch.softmax(
-                        F.linear(
-                            made.at_roots(finals, step)[rows].to(self._target.head.dtype), self._target.head
-                        ).float(),
-                        -1,
-                    )
-                logits = self.module.logits(output[rows])
-                value = distance(self._mix, logits, p, token[rows]).mean()
+                # the law at t + step is that of the root `step` places further on
+                p = laws[place[rows] + step]
+                value = distance(self._mix, self.module.logits(output[rows]), p, token[rows]).mean()
                 total = total + self._settings.step_decay ** (step - 1) * value
         return total, made.answer_tokens
 

@@ -102,8 +102,8 @@ _ENTRY = struct.Struct("<16sqqI")  # hash of the text | first row | rows | CRC-3
 class FeatureStore:
     """The states of a list of answers. Index i is answers[i].
 
-    On disk lie two append-only files: rows, and an index that says which text has which. A text that was added later, or
-    one that another process has read, is found there as well; a row without an entry is the trace of a kill.
+    On disk lie two append-only files: rows, and an index that says which text has which. A text that was added later,
+    or one that another process has read, is found there as well; a row without an entry is the trace of a kill.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ Letters: B texts, S positions, D hidden size.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def search(
     return found
 
 
-def write_skip(folder: Path, found: Sequence[Skip], target_sha256: str, notes: dict[str, object]) -> None:
+def write_skip(folder: Path, found: Sequence[Skip], target_sha256: str, notes: Mapping[str, object]) -> None:
     """Writes `layer_skip.json`: the best set, and those of the other sizes."""
     best = max(found, key=lambda skip: skip.speedup)
     content = {"skip": list(best.layers), "target_sha256": target_sha256, "sets": [asdict(s) for s in found], **notes}

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from outrider.models.heads import MedusaConfig
 from outrider.train.chains import ChainCount
 from outrider.train.features import FeatureStore
-from outrider.train.losses import distance, parse_mix
 from outrider.train.loop import Acceptance, Report
+from outrider.train.losses import distance, parse_mix
 from outrider.train.target import Target
 from outrider.train.texts import collate
 from outrider.train.validation import score
@@ -67,8 +67,8 @@ class MedusaModule(nn.Module):
         x = state.float()
         for j in range(self.config.blocks):
             number = k * self.config.blocks + j
-            x = x + F.silu(F.linear(x, self.blocks[number], self.biases[number]))
-        return F.linear(x, self.heads[0 if self.config.shared_head else k])
+            x = x + functional.silu(functional.linear(x, self.blocks[number], self.biases[number]))
+        return functional.linear(x, self.heads[0 if self.config.shared_head else k])
 
     def values(self) -> dict[str, NDArray[np.float32]]:
         """The weights under the canonical names of `models.heads`."""
@@ -114,12 +114,14 @@ class MedusaPupil:
         total = torch.zeros((), device=self._device)
         with self._autocast():
             states = made.at_roots(finals)
+            laws = self._target.law(states[made.left > 0])
+            place = made.flat_roots()
             for k in range(self.module.config.heads):
                 token = self._target.index[made.next_token(k + 2)]
                 rows = (made.left > k + 1) & (token >= 0)
                 if not bool(rows.any()):
                     continue
-                p = self._target.law(made.at_roots(finals, k + 1)[rows])
+                p = laws[place[rows] + k + 1]
                 value = distance(self._mix, self.module(states[rows], k), p, token[rows]).mean()
                 total = total + self._settings.step_decay**k * value
         return total, made.answer_tokens

@@ -324,7 +324,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 def _about(country: _Country, countries: Sequence[_Country], rng: random.Random) -> Iterator[tuple[str, str]]:
     name = country.name
-    for title, text in rng.sample(country.passages, min(4, len(country.passages))):
+    for _, text in rng.sample(country.passages, min(4, len(country.passages))):
         ask = rng.choice(
             (
                 "Summarize the following text in a few sentences:",
@@ -336,10 +336,8 @@ def _about(country: _Country, countries: Sequence[_Country], rng: random.Random)
         )
         yield "summary", f"{ask}\n\n{text}"
         if rng.random() < 0.5:
-            yield (
-                "rewrite",
-                f"{rng.choice(('Rewrite this text in simpler words.', 'Correct this text where it is wrong.'))}\n\n{text}",
-            )
+            ask = rng.choice(("Rewrite this text in simpler words.", "Correct this text where it is wrong."))
+            yield "rewrite", f"{ask}\n\n{text}"
     title, text = rng.choice(country.passages)
     others = [rng.choice(rng.choice(countries).passages)[1] for _ in range(rng.randint(1, 2))]
     shown = [text, *others]

@@ -20,7 +20,7 @@ from outrider.train.eagle import EagleModule, EaglePupil, EagleSettings
 from outrider.train.errors import TrainError
 from outrider.train.features import FeatureStore, Reader, runner_reader, torch_reader
 from outrider.train.layer_skip import LayerSkipSettings, search, write_skip
-from outrider.train.loop import Pupil, Report, TrainSettings, fit
+from outrider.train.loop import RUN, Pupil, Report, TrainSettings, fit
 from outrider.train.medusa import MedusaModule, MedusaPupil, MedusaSettings
 from outrider.train.recipe import Recipe
 from outrider.train.shards import Answer, read_answers
@@ -86,12 +86,12 @@ class Session:
     def draft_tokens(self, answers: Sequence[Answer], learn: Sequence[int], held: Sequence[int], size: int) -> Tokens:
         """The draft vocabulary, chosen once: a run that is resumed keeps its own."""
         config = self.files.config
-        path = self.out / "draft_tokens.json"
+        path = self.out / RUN / "draft_tokens.json"
         if self.resume and path.exists():
             tokens = np.array(json.loads(path.read_text()), np.int64)
         else:
             tokens = choose_tokens((answers[i] for i in learn), config.vocabulary, size, config.eos)
-            self.out.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(tokens.tolist()) + "\n")
         inside = coverage((answers[i] for i in held), draft_index(tokens, config.vocabulary))
         self.say(f"{len(tokens):,} draft tokens, {inside:.1%} of the held-out tokens")
@@ -212,7 +212,7 @@ def train_medusa(session: Session) -> Report:
 
 
 def train_draft(session: Session) -> Report:
-    """Distils a draft model into `session.out`: with the whole vocabulary a model of its own, else the target's satellite."""
+    """Distils a draft model into `session.out`: a model of its own, or one that needs the target."""
     settings = session.recipe.settings("draft", DraftSettings)
     schedule = session.recipe.settings("train", TrainSettings)
     config = session.files.config

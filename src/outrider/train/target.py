@@ -45,4 +45,4 @@ class Target:
         """The target's law on the draft vocabulary, from its final state. [n, D] -> [n, V]"""
         with torch.no_grad():
             logits = torch.nn.functional.linear(final.to(self.head.dtype), self.head)
-            return torch.softmax(logits.float(), -1)
+            return torch.softmax(logits.float(), -1).to(logits.dtype)

@@ -42,6 +42,11 @@ class Batch:
         index = (self.roots + ahead).clamp(max=values.shape[1] - 1)
         return torch.gather(values, 1, index[..., None].expand(-1, -1, values.shape[2]))
 
+    def flat_roots(self) -> Tensor:
+        """The number of each root among all of the batch, padding left out. [B, A]"""
+        real = self.left > 0
+        return (real.flatten().cumsum(0) - 1).view(real.shape)
+
     @property
     def answer_tokens(self) -> int:
         return int((self.left > 0).sum())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from outrider.train.chains import ChainCount
 from outrider.train.texts import Batch
@@ -28,7 +28,7 @@ def score(count: ChainCount, batch: Batch, logits: Sequence[Tensor], index: Tens
             chosen = guesses[asked].float()
             own = chosen.gather(-1, token[asked][:, None])
             count.add_ranks((chosen > own).sum(-1).tolist())
-            count.add_loss(float(F.cross_entropy(chosen, token[asked], reduction="sum")), int(asked.sum()))
+            count.add_loss(float(functional.cross_entropy(chosen, token[asked], reduction="sum")), int(asked.sum()))
     stacked, left = np.stack(right, -1), batch.left.cpu().numpy()
     for row in range(len(left)):
         roots = left[row] > 0

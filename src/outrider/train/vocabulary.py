@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.train.errors import TrainError
 from outrider.train.shards import Answer
+
+PROMPT_WEIGHT: Final = 0.1
 
 __all__ = ["choose_tokens", "coverage", "draft_index"]
 
@@ -18,7 +21,8 @@ def choose_tokens(
 ) -> NDArray[np.int64]:
     """The `size` tokens that are most frequent in the answers, ascending; `always` are among them. [size]
 
-    Where the answers have fewer kinds, prompts fill up, then the lowest ids. `size` 0 means the whole vocabulary.
+    A token of a prompt counts a tenth: answers take up names and words of what they are asked about. Where there are
+    fewer kinds, the lowest ids fill up. `size` 0 means the whole vocabulary.
     """
     if size in (0, vocabulary):
         return np.arange(vocabulary)
@@ -29,7 +33,7 @@ def choose_tokens(
     counts = np.zeros(vocabulary)
     for answer in answers:
         np.add.at(counts, answer.answer, 1.0)
-        np.add.at(counts, answer.prompt, 1e-6)
+        np.add.at(counts, answer.prompt, PROMPT_WEIGHT)
     counts[list(always)] = np.inf
     order = np.argsort(-counts, kind="stable")
     return np.sort(order[:size])

@@ -1,0 +1,165 @@
+"""A training that was killed and resumed is the training that was not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from lessons import answers, target  # noqa: E402
+from outrider.models.heads import Eagle, Medusa, read_draft, read_head  # noqa: E402
+from outrider.models.load import ModelFiles, open_model  # noqa: E402
+from outrider.runtime.reference import ReferenceRunner  # noqa: E402
+from outrider.train import session as lesson  # noqa: E402
+from outrider.train.chains import ChainCount  # noqa: E402
+from outrider.train.errors import TrainError  # noqa: E402
+from outrider.train.loop import batches  # noqa: E402
+from outrider.train.recipe import Recipe  # noqa: E402
+from outrider.train.session import Session  # noqa: E402
+from outrider.train.shards import Shards  # noqa: E402
+
+QUICK = {
+    "data": {"held": 0.2, "kind": "F32"},
+    "train": {"epochs": 2.0, "rows": 160, "check": 4, "warmup": 2, "rate": 3e-3},
+    "eagle": {"draft_vocabulary": 90, "depth": 3, "autocast": False, "layers": [0, 1, 2]},
+    "medusa": {"draft_vocabulary": 90, "heads": 2, "autocast": False},
+    "draft": {"draft_vocabulary": 90, "count": 2, "depth": 3, "autocast": False},
+    "layer_skip": {"tokens": 120, "depth": 2, "most": 0.5},
+}
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL: nothing of the run's memory survives it."""
+
+
+def session(folder: Path, out: str, files: ModelFiles, **changes: object) -> Session:
+    shards = folder / "answers"
+    if not shards.exists():
+        written = Shards(shards)
+        for answer in answers(48):
+            written.append(answer)
+        written.close()
+    settings: dict[str, object] = {"runner": "reference", **changes}
+    return Session(files, shards, folder / out, Recipe(QUICK), **settings)
+
+
+@pytest.mark.parametrize("method", ["train_eagle", "train_medusa", "train_draft"])
+def test_kill_and_resume_gives_the_same_weights(method: str, tmp_path: Path) -> None:
+    """Killed after step 6, two steps after its last checkpoint, and resumed: weights, moments and best are equal."""
+    files, train = target(), getattr(lesson, method)
+    whole = train(session(tmp_path, "whole", files))
+    assert whole.steps > 8
+
+    def die(step: int, steps: int, note: str) -> None:
+        if step == 6:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(session(tmp_path, "parts", files, progress=die))
+    with pytest.raises(TrainError, match="--resume"):
+        train(session(tmp_path, "parts", files))
+    resumed = train(session(tmp_path, "parts", files, resume=True))
+
+    assert (resumed.steps, resumed.tokens, resumed.best, resumed.best_step) == (
+        whole.steps,
+        whole.tokens,
+        whole.best,
+        whole.best_step,
+    )
+    for name in ("run/checkpoint.safetensors", "model.safetensors"):
+        one, two = load_file(tmp_path / "whole" / name), load_file(tmp_path / "parts" / name)
+        assert one.keys() == two.keys()
+        for key in one:
+            assert torch.equal(one[key], two[key]), key
+
+
+def test_other_settings_do_not_resume(tmp_path: Path) -> None:
+    """A run goes on with the settings it was begun with, or is refused by name."""
+    files = target()
+    lesson.train_medusa(session(tmp_path, "run", files))
+    changed = session(tmp_path, "run", files, resume=True)
+    changed.recipe = Recipe({**QUICK, "train": {**QUICK["train"], "rate": 1e-3}})
+    with pytest.raises(TrainError, match="rate"):
+        lesson.train_medusa(changed)
+
+
+def test_what_is_trained_is_read_again(tmp_path: Path) -> None:
+    """Each method leaves a folder that its reader opens, with the target's sha256 and how it was made."""
+    files = target()
+    lesson.train_eagle(session(tmp_path, "eagle", files))
+    head = read_head(tmp_path / "eagle", files.config)
+    assert isinstance(head, Eagle)
+    assert head.warning(files.sha256()) is None
+    assert str(head.warning("0" * 64)).count("0" * 64) == 1
+    config = json.loads((tmp_path / "eagle" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert config["outrider"]["settings"]["train"]["rate"] == 3e-3
+    assert config["outrider"]["validation"]["length"] >= 1
+
+    lesson.train_medusa(session(tmp_path, "medusa", files))
+    heads = read_head(tmp_path / "medusa", files.config)
+    assert isinstance(heads, Medusa)
+    assert heads.config.heads == 2
+    assert heads.tokens is not None
+
+    lesson.train_draft(session(tmp_path, "draft", files))
+    draft, tokens = read_draft(tmp_path / "draft", files)
+    assert tokens is not None
+    assert draft.tensors["head"].shape == (90, files.config.hidden) == (len(tokens), 32)
+    assert draft.tensors["embed"] is files.tensors["embed"]
+
+    lesson.find_layer_skip(session(tmp_path, "skip", files))
+    found = json.loads((tmp_path / "skip" / "layer_skip.json").read_text())
+    assert [len(skip["layers"]) for skip in found["sets"]] == [1, 2]
+    assert found["target_sha256"] == files.sha256()
+
+
+def test_a_draft_with_the_whole_vocabulary_is_a_model(tmp_path: Path) -> None:
+    """Without a reduced vocabulary the draft is a Hugging Face folder: it opens, runs, and has the target's tokens."""
+    files = target()
+    recipe = {**QUICK, "draft": {**QUICK["draft"], "draft_vocabulary": 0}}
+    run = session(tmp_path, "draft", files)
+    run.recipe = Recipe(recipe)
+    lesson.train_draft(run)
+    opened = open_model(tmp_path / "draft")
+    assert opened.config.layers == 2
+    assert opened.tokenizer.fingerprint() == files.tokenizer.fingerprint()
+    ReferenceRunner(opened, cache_tokens=16, page_size=16)
+
+
+def test_batches_hold_each_text_once_and_keep_their_bound() -> None:
+    """An epoch is a permutation of the texts, in batches of bounded padded size, another one each epoch."""
+    lengths = np.random.default_rng(0).integers(5, 60, 700).tolist()
+    first, second = batches(lengths, 400, 3, 0), batches(lengths, 400, 3, 1)
+    for found in (first, second):
+        assert sorted(i for batch in found for i in batch) == list(range(700))
+        assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 400 for batch in found)
+    assert first != second
+    assert first == batches(lengths, 400, 3, 0)
+
+
+def test_acceptance_counts_a_decoder_s_walk() -> None:
+    """By hand: 6 tokens after the first root; guesses hold for 2, miss, then 1: three steps for five tokens."""
+    count = ChainCount(2)
+    right = np.array([[1, 1], [1, 0], [0, 0], [0, 1], [1, 0], [0, 0]], bool)
+    count.add(right, np.array([6, 5, 4, 3, 2, 1]))
+    found = count.acceptance()
+    # root 0 takes 2 + 1, root 3 takes 0 + 1, root 4 takes the last one, which its guess has already said
+    assert found.length == pytest.approx(5 / 3)
+    assert found.by_depth == (pytest.approx(3 / 5), pytest.approx(1 / 4))
+
+
+def test_a_recipe_names_what_it_does_not_know() -> None:
+    """Unknown sections, unknown names and wrong types are refused by name; changes come on top."""
+    recipe = Recipe.read(None, ["train.rate=5e-4", "eagle.loss=0.5*kl+0.5*tv", "eagle.layers=[1, 2]"])
+    assert recipe.settings("train", lesson.TrainSettings).rate == 5e-4
+    assert recipe.settings("eagle", lesson.EagleSettings).layers == (1, 2)
+    for change, name in (("train.speed=1", "speed"), ("train.rows=many", "rows"), ("best.x=1", "best"), ("x", "x")):
+        with pytest.raises(TrainError, match=name):
+            Recipe.read(None, [change]).settings("train", lesson.TrainSettings)
