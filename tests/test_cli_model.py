@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,28 @@ def test_chat_refuses_a_turn_that_does_not_fit_and_goes_on(
     error = capsys.readouterr().err
     assert "/reset starts anew" in error
     assert "4 tokens" in error
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
+    """The answer is cut and noted as stopped, the conversation goes on, and the program ends with 0."""
+    tiny.tiny_model(tmp_path / "long", vocabulary=300, context=1 << 16)
+    arguments = ["--model", str(tmp_path / "long"), "-n", "60000", "--ignore-eos", "--cache-tokens", "65536"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "outrider", "chat", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        process.stdout.read(1)  # it is answering
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(b"/stats\n/exit\n", timeout=60)
+    assert process.returncode == 0
+    assert b"stopped, " in error
+    assert b"1 answer, " in error
 
 
 @pytest.mark.parametrize("batch_size", ["1", "4"])

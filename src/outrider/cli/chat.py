@@ -97,8 +97,9 @@ class Conversation:
         steps = sum(len(result.steps) for result in self._results)
         accepted = sum(step.accepted for result in self._results for step in result.steps)
         seconds = sum(result.seconds for result in self._results)
+        answers = "1 answer" if len(self._results) == 1 else f"{len(self._results)} answers"
         return (
-            f"{len(self._results)} answers, {tokens} tokens in {steps} forwards, {tokens / seconds:.1f} tokens/s, "
+            f"{answers}, {tokens} tokens in {steps} forwards, {tokens / seconds:.1f} tokens/s, "
             f"acceptance length {1 + accepted / max(steps, 1):.2f}"
         )
 
