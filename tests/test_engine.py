@@ -55,7 +55,7 @@ def test_text_tokens_and_messages_are_prompts(plain: Engine) -> None:
     """A text equals its token ids; messages go through the chat template."""
     params = SamplingParams(max_tokens=5)
     text = "hello"
-    ids = plain.tokenizer.encode(text, special=True)
+    ids = plain.tokenizer.prompt(text)
     assert plain.generate(text, params)[0].tokens == plain.generate(ids, params)[0].tokens
     messages = [{"role": "user", "content": "hi"}]
     assert plain.generate(messages, params)[0].prompt_tokens == plain.tokenizer.chat(messages)

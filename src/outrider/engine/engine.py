@@ -250,7 +250,7 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids; ParameterError where it has none or names a token outside the vocabulary."""
         if isinstance(prompt, str):
-            tokens = self.tokenizer.encode(prompt, special=True)
+            tokens = self.tokenizer.prompt(prompt)
         elif len(prompt) and isinstance(prompt[0], Mapping):
             tokens = self.tokenizer.chat(cast("Seq[Message]", prompt))
         else:

@@ -83,9 +83,9 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens of a raw prompt: `encode`, behind `bos` where the model was trained so."""
+        """The tokens of a raw prompt, special tokens written out included; behind `bos` where the model was trained so."""
         start = [self.bos] if self.adds_bos and self.bos is not None else []
-        return start + self.encode(text)
+        return start + self.encode(text, special=True)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of the tokens: their bytes joined, with U+FFFD for what is not UTF-8."""
