@@ -9,7 +9,7 @@ __all__ = ["DecoderConfig", "RopeScaling"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is `linear`, `llama3` or `yarn` (names of Hugging Face's `rope_type`)."""
+    """How rotary frequencies are stretched. `kind` is `linear`, `llama3` or `yarn`, Hugging Face's `rope_type`."""
 
     kind: str
     factor: float
