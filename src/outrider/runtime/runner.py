@@ -1,6 +1,7 @@
 """The contract of every runner: one forward over ragged trees, draws where the logits lie.
 
-Letters: S feeds (sequences) of a batch, n rows of a feed, N nodes of its tree, V vocabulary, D hidden size, W wanted layers.
+Letters: S feeds (sequences) of a batch, n rows of a feed, N nodes of its tree, V vocabulary, D hidden size, W wanted
+layers.
 
 The promise (docs/losslessness.md) rests on this: each row's logits, hidden states, keys and values depend on the
 row's own tokens and positions only - the tokens before it in its sequence and its ancestors in the tree - bit for
@@ -67,8 +68,9 @@ class Scores(Protocol):
     def top(
         self, feed: int, node: int, k: int, shaping: Shaping | None = None, path: Sequence[int] = ()
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k tokens that `draw` would give first, second ..., with the log-probability of each under the law at
-        temperature max(T, 1 if T is 0). Without shaping: by plain logits. [k], [k], best first; fewer where filters leave fewer.
+        """The k tokens that `draw` would give first, second ..., best first; fewer where filters leave fewer. [k], [k]
+
+        With the log-probability of each under the law, which at T = 0 is meant at T = 1. Without shaping: by plain logits.
         """
         ...
 
