@@ -101,6 +101,8 @@ class Linear {
   int units() const { return units_; }          // that work may be split into
   std::size_t bytes() const { return bytes_; }  // streamed by one multiply: weights and scales, padding included
 
+  const std::uint8_t* data() const { return data_; }  // the packed weights, see layout.h
+
   // What is multiplied, as fp32, in the order of the sources. [N, K]
   void dequantised(float* out) const;
 
