@@ -35,6 +35,8 @@ from outrider.train.target import Target
 from outrider.train.texts import Batch, collate
 from outrider.train.validation import score
 
+SPREAD = 3.0  # standard deviation of the first logits
+
 __all__ = ["EagleModule", "EaglePupil", "EagleSettings"]
 
 
@@ -80,7 +82,11 @@ class EagleModule(nn.Module):
         self.head = matrix(config.draft_vocabulary, hidden)
 
     def start(self, target: Target, seed: int) -> None:
-        """First weights: random, but for the head, which is the target's own, and its norm."""
+        """First weights: random, but for the head, which is the target's own, and its norm up to a factor.
+
+        States that mean nothing yet would make logits of the target's full spread, and losses above 50: the factor
+        gives them a spread of `SPREAD`.
+        """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, p in self.named_parameters():
@@ -90,7 +96,8 @@ class EagleModule(nn.Module):
                         scale *= 0.5
                     p.copy_(torch.randn(p.shape, generator=generator) * scale)
             self.head.copy_(target.head)
-            self.norm.copy_(target.norm)
+            spread = (target.head.float() * target.norm).square().sum(-1).sqrt().mean()
+            self.norm.copy_(target.norm * (SPREAD / spread))
 
     def values(self) -> dict[str, NDArray[np.float32]]:
         """The weights under the canonical names of `models.heads`."""

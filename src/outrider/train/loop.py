@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,8 +26,10 @@ from outrider.train.errors import TrainError
 __all__ = ["Acceptance", "Pupil", "Report", "TrainSettings", "batches", "fit", "save_tensors"]
 
 RUN = "run"  # the folder in which the state of a training lies, beside the drafter that it makes
+LONGEST = 60.0  # seconds that a step may take; the rest of a longer one was a pause of the process
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "log.jsonl"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,9 @@ class _State:
     best_step: int = 0
     stale: int = 0  # validations since the best one
 
+    def report(self) -> Report:
+        return Report(self.step, self.tokens, self.seconds, self.best, self.best_step)
+
 
 def fit(
     pupil: Pupil,
@@ -129,56 +134,121 @@ def fit(
 ) -> Report:
     """Trains until the epochs, the minutes or the patience are over, and leaves the best drafter in `folder`.
 
-    `lengths` are those of the texts, by index. Raises TrainError if `folder` holds a run and `resume` is not set, or
-    the run is of other settings.
+    `lengths` are those of the texts, by index. Texts may have been added when a run is resumed. Raises TrainError if
+    `folder` holds a run and `resume` is not set, or the run is of other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     _keep_memory()
-    parameters = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
-    matrices = [p for p in parameters.values() if p.ndim > 1]
-    vectors = [p for p in parameters.values() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95))
-    state = _State()
-    path = folder / RUN / CHECKPOINT
-    path.parent.mkdir(exist_ok=True)
-    if path.exists():
-        if not resume:
-            raise TrainError(f"{folder} holds a training that was begun: add --resume, or give another folder")
-        state = _restore(path, parameters, optimizer, settings)
-    total = sum(len(batches(lengths, settings.rows, settings.seed, e)) for e in range(math.ceil(settings.epochs)))
-    total = max(1, round(total * settings.epochs / math.ceil(settings.epochs)))
-    started = saved = time.monotonic() - state.seconds
-    saved = time.monotonic()
+    run = _Run(pupil, settings, folder, resume=resume)
+    state = run.state
+    per_epoch = [len(batches(lengths, settings.rows, settings.seed, e)) for e in range(math.ceil(settings.epochs))]
+    total = max(1, round(sum(per_epoch) * settings.epochs / len(per_epoch)))
     schedule = _batches_from(lengths, settings, state.step)
+    clock = saved = time.monotonic()
     seen = state.tokens
-    while state.step < total and state.stale < settings.patience:
-        share = _share(settings, state, total)
-        if share >= 1.0:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(settings, state.step, share)
-        loss, tokens = pupil.loss(next(schedule))
-        optimizer.zero_grad(set_to_none=True)
+    while state.step < total and state.stale < settings.patience and (share := _share(settings, state, total)) < 1.0:
+        loss = run.learn(next(schedule), share)
+        now = time.monotonic()
+        state.seconds += min(now - clock, LONGEST)
+        clock = now
+        note = f"loss {loss:.3f}, {(state.tokens - seen) / max(1e-9, now - saved):,.0f} tokens/s"
+        checked = state.step % settings.check == 0
+        if checked:
+            run.validate(loss)
+        if checked or now - saved >= settings.save:
+            run.save()
+            saved, seen = time.monotonic(), state.tokens
+        progress(state.step, total, note if state.best is None else f"{note}, {state.best.line()}")
+    if state.step % settings.check:
+        run.validate(None)
+    run.save()
+    return state.report()
+
+
+class _Run:
+    """A training and all that its checkpoint holds."""
+
+    def __init__(self, pupil: Pupil, settings: TrainSettings, folder: Path, *, resume: bool) -> None:
+        self.pupil, self.settings, self.folder = pupil, settings, folder
+        self.parameters = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
+        matrices = [p for p in self.parameters.values() if p.ndim > 1]
+        vectors = [p for p in self.parameters.values() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95))
+        self.state = _State()
+        self.path = folder / RUN / CHECKPOINT
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            if not resume:
+                raise TrainError(f"{folder} holds a training that was begun: add --resume, or give another folder")
+            self.state = self._restore()
+
+    def learn(self, batch: Sequence[int], share: float) -> float:
+        """One step of descent over these texts; the loss before it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = _rate(self.settings, self.state.step, share)
+        loss, tokens = self.pupil.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
-        optimizer.step()
-        state.step += 1
-        state.tokens += tokens
-        state.seconds = time.monotonic() - started
-        note = f"loss {loss.item():.3f}, {(state.tokens - seen) / max(1e-9, time.monotonic() - saved):,.0f} tokens/s"
-        if state.step % settings.check == 0 or state.step == total:
-            _validate(pupil, state, folder, loss.item())
-            _save(path, parameters, optimizer, state, settings)
-            saved, seen = time.monotonic(), state.tokens
-        elif time.monotonic() - saved >= settings.save:
-            _save(path, parameters, optimizer, state, settings)
-            saved, seen = time.monotonic(), state.tokens
-        progress(state.step, total, note + ("" if state.best is None else f", {state.best.line()}"))
-    if state.step % settings.check and state.step != total:
-        _validate(pupil, state, folder, float("nan"))
-    _save(path, parameters, optimizer, state, settings)
-    return _report(state)
+        nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip)
+        self.optimizer.step()
+        self.state.step += 1
+        self.state.tokens += tokens
+        return loss.item()
+
+    def validate(self, loss: float | None) -> None:
+        """Count the acceptance, write it down, and export the drafter if it is the best one."""
+        state = self.state
+        self.pupil.module.eval()
+        found = self.pupil.validate()
+        self.pupil.module.train()
+        state.stale += 1
+        if state.best is None or found.length > state.best.length:
+            state.best, state.best_step, state.stale = found, state.step, 0
+            self.pupil.export(self.folder, state.report())
+        entry = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1), "training_loss": loss}
+        with (self.path.parent / LOG).open("a") as file:
+            file.write(json.dumps(entry | asdict(found)) + "\n")
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        tensors = {f"weight.{name}": p.detach() for name, p in self.parameters.items()}
+        for name, p in self.parameters.items():
+            for moment in MOMENTS:
+                if moment in self.optimizer.state[p]:
+                    tensors[f"{moment}.{name}"] = self.optimizer.state[p][moment]
+        metadata = {"state": json.dumps(asdict(self.state)), "settings": json.dumps(_fixed(self.settings))}
+        save_tensors(self.path, tensors, metadata)
+
+    def _restore(self) -> _State:
+        """Read the checkpoint into weights and moments. Raises TrainError if it is of another training."""
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            metadata = file.metadata()
+            stored: dict[str, Any] = json.loads(metadata["state"])
+            before = json.loads(metadata["settings"])
+            for name, value in _fixed(self.settings).items():
+                if before.get(name) != value:
+                    raise TrainError(
+                        f"{self.folder}: was begun with {name} = {before.get(name)}, not {value}: "
+                        "give the same, or another folder"
+                    )
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            wanted = {f"weight.{name}": tuple(p.shape) for name, p in self.parameters.items()}
+            if {name: shape for name, shape in shapes.items() if name.startswith("weight.")} != wanted:
+                raise TrainError(f"{self.folder}: holds a training of another drafter: give another folder")
+            with torch.no_grad():
+                for name, p in self.parameters.items():
+                    p.copy_(file.get_tensor(f"weight.{name}"))
+                    moments = {
+                        m: file.get_tensor(f"{m}.{name}").to(p.device) for m in MOMENTS if f"{m}.{name}" in shapes
+                    }
+                    if moments:
+                        self.optimizer.state[p] = {"step": torch.tensor(float(stored["step"])), **moments}
+        best = stored.pop("best")
+        if best is not None:
+            best = Acceptance(tuple(best["by_depth"]), best["length"], tuple(best["top"]), best["loss"])
+        return _State(**stored, best=best)
 
 
 def _keep_memory() -> None:
@@ -213,43 +283,6 @@ def _batches_from(lengths: Sequence[int], settings: TrainSettings, step: int) ->
         epoch += 1
 
 
-def _validate(pupil: Pupil, state: _State, folder: Path, loss: float) -> None:
-    pupil.module.eval()
-    with torch.no_grad():
-        found = pupil.validate()
-    pupil.module.train()
-    state.stale += 1
-    if state.best is None or found.length > state.best.length:
-        state.best, state.best_step, state.stale = found, state.step, 0
-        pupil.export(folder, _report(state))
-    entry = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1), "loss": loss} | asdict(
-        found
-    )
-    entry["validation_loss"] = found.loss
-    entry["loss"] = None if math.isnan(loss) else loss
-    with (folder / RUN / LOG).open("a") as file:
-        file.write(json.dumps(entry) + "\n")
-
-
-def _report(state: _State) -> Report:
-    return Report(state.step, state.tokens, state.seconds, state.best, state.best_step)
-
-
-def _save(
-    path: Path,
-    parameters: dict[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    state: _State,
-    settings: TrainSettings,
-) -> None:
-    tensors = {f"weight.{name}": p.detach() for name, p in parameters.items()}
-    for name, p in parameters.items():
-        for moment in ("exp_avg", "exp_avg_sq"):
-            if moment in optimizer.state[p]:
-                tensors[f"{moment}.{name}"] = optimizer.state[p][moment]
-    save_tensors(path, tensors, {"state": json.dumps(asdict(state)), "settings": json.dumps(_fixed(settings))})
-
-
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Writes a safetensors file that is either the old one or the new one, whenever the process dies."""
     from safetensors.torch import save_file
@@ -259,46 +292,6 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     with part.open("rb+") as file:
         os.fsync(file.fileno())
     part.replace(path)
-
-
-def _restore(
-    path: Path, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, settings: TrainSettings
-) -> _State:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        stored: dict[str, Any] = json.loads(metadata["state"])
-        before = json.loads(metadata["settings"])
-        for name, value in _fixed(settings).items():
-            if before.get(name) != value:
-                raise TrainError(
-                    f"{path.parent.parent}: was begun with {name} = {before.get(name)}, not {value}: "
-                    "give the same, or another folder"
-                )
-        names = set(file.keys())
-        if names - {f"{kind}.{name}" for kind in ("weight", "exp_avg", "exp_avg_sq") for name in parameters}:
-            raise TrainError(f"{path.parent.parent}: holds a training of another drafter: give another folder")
-        with torch.no_grad():
-            for name, p in parameters.items():
-                if f"weight.{name}" not in names or tuple(file.get_slice(f"weight.{name}").get_shape()) != tuple(
-                    p.shape
-                ):
-                    raise TrainError(f"{path.parent.parent}: its {name} is missing or of another shape: give another folder")
-                p.copy_(file.get_tensor(f"weight.{name}"))
-                if f"exp_avg.{name}" in names:
-                    optimizer.state[p] = {
-                        "step": torch.tensor(float(stored["step"])),
-                        "exp_avg": file.get_tensor(f"exp_avg.{name}").to(p.device),
-                        "exp_avg_sq": file.get_tensor(f"exp_avg_sq.{name}").to(p.device),
-                    }
-    best = stored.pop("best")
-    state = _State(**stored)
-    if best is not None:
-        state = replace(
-            state, best=Acceptance(tuple(best["by_depth"]), best["length"], tuple(best["top"]), best["loss"])
-        )
-    return state
 
 
 def _fixed(settings: TrainSettings) -> dict[str, Any]:
