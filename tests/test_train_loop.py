@@ -97,6 +97,7 @@ def test_what_is_trained_is_read_again(tmp_path: Path) -> None:
     assert isinstance(head, Eagle)
     assert head.warning(files.sha256()) is None
     assert str(head.warning("0" * 64)).count("0" * 64) == 1
+    assert files.sha256() in (tmp_path / "eagle" / "README.md").read_text()
     config = json.loads((tmp_path / "eagle" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert config["outrider"]["settings"]["train"]["rate"] == 3e-3

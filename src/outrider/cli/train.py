@@ -223,6 +223,8 @@ def _train(
     resume: bool,
 ) -> None:
     """Answers where there are prompts, then the training; says what came of it."""
+    import sys
+
     import torch
 
     from outrider.train.recipe import Recipe
@@ -255,6 +257,7 @@ def _train(
             resume=resume,
             say=lambda line: typer.echo(line, err=True),
             progress=report,
+            command=" ".join(["outrider", *(Path(word).name if "/" in word else word for word in sys.argv[1:])]),
         )
         made = learn(session)
     typer.echo(f"{made.steps:,} steps, {made.tokens:,} tokens, {made.seconds:,.0f} s")

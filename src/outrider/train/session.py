@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.models.heads import EagleConfig, MedusaConfig, write_draft, write_eagle, write_medusa
+from outrider.train.card import write_card
 from outrider.train.decoder import Decoder
 from outrider.train.draft import DraftPupil, DraftSettings, cut_layers, make_draft
 from outrider.train.eagle import EagleModule, EaglePupil, EagleSettings
@@ -52,12 +53,14 @@ class Session:
     resume: bool = False
     say: Callable[[str], None] = lambda line: None
     progress: Progress = lambda step, steps, note: None
+    command: str = ""  # how this training was called, for the model card
+    tokens: int = 0  # answer tokens on disk, once they were read
 
     def read(self) -> tuple[list[Answer], list[int], list[int]]:
         """All answers, and the indexes of those to learn from and those held out."""
         answers = read_answers(self.answers)
         learn, held = split(answers, self.recipe.data().held)
-        tokens = sum(len(answers[i].answer) for i in learn)
+        self.tokens = tokens = sum(len(answers[i].answer) for i in learn)
         self.say(f"{len(answers):,} answers; {tokens:,} tokens to learn from, {len(held)} answers held out")
         return answers, learn, held
 
@@ -109,6 +112,7 @@ class Session:
         manifest = self.answers / "answers.json"
         return {
             "target": self.files.name,
+            "tokens_on_disk": self.tokens,
             "answers": json.loads(manifest.read_text()) if manifest.exists() else {},
             "settings": {name: asdict(values) for name, values in settings.items()},
             "steps": report.steps,
@@ -117,6 +121,25 @@ class Session:
             "validation": None if report.best is None else asdict(report.best),
             "made": time.strftime("%Y-%m-%d", time.gmtime()),
         }
+
+    def card(self, folder: Path, what: str, report: Report) -> None:
+        """Write the model card beside the weights."""
+        notes = {
+            "target": self.files.name,
+            "target_sha256": self.files.sha256(),
+            "tokens_on_disk": self.tokens,
+            "temperatures": ", ".join(f"{t:g}" for t in (0, *self.recipe.answers().temperatures)),
+        }
+        write_card(folder, f"{what} for {self.files.name}", CARDS[what], notes, report, self.command)
+
+
+CARDS = {
+    "EAGLE-3 head": "One decoder layer that reads three of the target's states and guesses the tokens after the next "
+    "(Li et al. 2025), in the layout of the speculators library.",
+    "Medusa heads": "Residual blocks on the target's last state, one per token ahead, with one projection for all "
+    "(Cai et al. 2024), in FasterDecoding's layout.",
+    "Draft model": "A small decoder cut from the target's layers and distilled; its embedding is the target's.",
+}
 
 
 def early_middle_late(layers: int) -> tuple[int, ...]:
@@ -168,6 +191,7 @@ def train_eagle(session: Session) -> Report:
             kind=session.recipe.data().kind,
             notes=session.notes(report, eagle=settings, train=schedule),
         )
+        session.card(folder, "EAGLE-3 head", report)
 
     store = session.store(answers, (*wants, -1))
     pupil = EaglePupil(module, target, store, learn, held, settings, export, session.device)
@@ -205,6 +229,7 @@ def train_medusa(session: Session) -> Report:
             kind=session.recipe.data().kind,
             notes=session.notes(report, medusa=settings, train=schedule),
         )
+        session.card(folder, "Medusa heads", report)
 
     store = session.store(answers, _states(session))
     pupil = MedusaPupil(module, target, store, learn, held, settings, export, session.device)
@@ -232,6 +257,7 @@ def train_draft(session: Session) -> Report:
             kind=session.recipe.data().kind,
             notes=session.notes(report, draft=settings, train=schedule) | {"cut_from_layers": list(layers)},
         )
+        session.card(folder, "Draft model", report)
 
     store = session.store(answers, _states(session))
     pupil = DraftPupil(module, target, store, learn, held, settings, export, session.device)
