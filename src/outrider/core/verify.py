@@ -85,6 +85,8 @@ def reject(
         q = tree.laws.get(node)
         _check(node, p, q)
         for sibling, child in enumerate(children[node]):
+            if q is not None and sibling:
+                q = _without(q, tree.tokens[children[node][sibling - 1]])
             token = tree.tokens[child]
             u = uniform(len(path), sibling)
             if q is None:
@@ -98,7 +100,6 @@ def reject(
                 if u * q[token] < p[token]:  # strict: u may be 0, and p[token] too
                     break
                 rest = np.maximum(p - q, 0.0)
-                q = _without(q, token)
             mass = float(rest.sum())
             if mass <= 0.0:
                 # p nowhere exceeds q, and both sum to one: they are the same law but for rounding, and the test would
