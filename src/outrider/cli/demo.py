@@ -71,7 +71,8 @@ def demo(
 
     params = SamplingParams(max_tokens=max_tokens, logprobs=0)
     engine = Engine(model, drafter=drafter, draft_model=draft_model, batch_size=1)
-    engine.generate(["One, two, three,"], SamplingParams(max_tokens=8))  # the figures below are of a warm engine
+    for _ in range(2):  # the figures below are of a warm engine, whichever way comes first
+        engine.generate([_message(text) for text in _PROMPTS.values()], SamplingParams(max_tokens=32))
     print(f"{engine.files.name} ({engine.files.quantisation}), drafter {drafter}")
     painter = OriginPainter(bytes, bool, colour=wants_colour(sys.stdout))
     print(painter.legend())
@@ -85,7 +86,7 @@ def _compare(engine: Engine, title: str, text: str, params: SamplingParams) -> b
     from outrider import Speculation
     from outrider.bench.harness import difference
 
-    prompt = [{"role": "user", "content": text}]
+    prompt = _message(text)
     print(f"\n{_bold(title)}: {text.splitlines()[0]}\n")
     (plain,) = engine.generate([prompt], params, speculation=Speculation(enabled=False))
     drafted = _show(engine, prompt, params)
@@ -98,6 +99,10 @@ def _compare(engine: Engine, title: str, text: str, params: SamplingParams) -> b
         f"speed-up: {plain.seconds / drafted.seconds:.2f}x"
     )
     return found is None
+
+
+def _message(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def _show(engine: Engine, prompt: list[dict[str, str]], params: SamplingParams) -> Result:
