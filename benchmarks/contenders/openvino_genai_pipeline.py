@@ -11,6 +11,8 @@ from contenders.base import Absent, Generation, Setup, Spec, lookup_settings, so
 __all__ = ["create"]
 
 LONGEST_NGRAM = 3
+# What the CPU plugin chooses by itself on this machine, for the report.
+DEFAULTS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 
 
 def create(spec: Spec, setup: Setup) -> OpenVino:
@@ -39,12 +41,13 @@ class OpenVino:
         except RuntimeError as error:
             raise Absent(f"openvino-genai does not load {path.name}: {str(error).strip().splitlines()[-1]}") from None
         self.ahead = 0 if spec.decoding == "plain" else lookup_settings(spec.decoding, 5)
+        core = openvino.Core()
         self.settings = {
             "version": genai.__version__,
             "file": path.name,
             "threads": setup.threads,
             "prefix_caching": False,
-            "precision": "the CPU plugin's defaults",
+            **{name.lower(): str(core.get_property("CPU", name)) for name in DEFAULTS},
             "draft": f"lookup of {self.ahead} tokens, n-grams to {LONGEST_NGRAM}" if self.ahead else "none",
         }
 
