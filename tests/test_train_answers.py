@@ -16,7 +16,7 @@ import pytest
 from lessons import WANTS, answers, store, target
 from outrider.engine.engine import Engine
 from outrider.runtime.load import load
-from outrider.train.answers import AnswerSettings, Job, engine_writer, make_jobs, write_answers
+from outrider.train.answers import AnswerSettings, Job, engine_writer, make_jobs, torch_writer, write_answers
 from outrider.train.errors import TrainError
 from outrider.train.prompts import Prompt, factbook, read_prompts, stdlib, without, write_prompts
 from outrider.train.shards import Answer, Shards, read_answers
@@ -95,6 +95,23 @@ def test_answers_are_the_target_s_own(tmp_path: Path) -> None:
     assert again == tokens
     with pytest.raises(TrainError, match="target_sha256"):
         write_answers(tmp_path, jobs, _no_writer, settings, target="another")
+
+
+@pytest.mark.oracle
+def test_the_torch_writer_says_what_the_engine_says() -> None:
+    """Answers at temperature 0, prompts of differing lengths, slots refilled: the same tokens from torch in float32."""
+    pytest.importorskip("torch")
+    files = tiny_model(seed=3)
+    prompts = [Prompt("ab" * (1 + i), "raw") for i in range(12)]
+    settings = AnswerSettings(max_tokens=14, greedy=1.0)
+    jobs = make_jobs(prompts, files.tokenizer, settings)
+    engine = Engine.from_loaded(load(files, runner="reference", cache_tokens=1024, page_size=16), batch_size=4)
+    wanted = {answer.job: answer for answer in engine_writer(engine, 4)(iter(jobs), 14)}
+    found = {answer.job: answer for answer in torch_writer(files, batch=4, dtype="fp32")(iter(jobs), 14)}
+    assert found.keys() == wanted.keys()
+    for job, answer in found.items():
+        np.testing.assert_array_equal(answer.tokens, wanted[job].tokens)
+        assert answer.ended == wanted[job].ended
 
 
 def _no_writer(jobs: Iterator[Job], max_tokens: int) -> Iterator[Answer]:

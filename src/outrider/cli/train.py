@@ -225,7 +225,10 @@ def _train(
     """Answers where there are prompts, then the training; says what came of it."""
     import sys
 
-    import torch
+    try:
+        import torch
+    except ImportError:
+        raise CommandError("training needs torch: pip install 'outrider[torch]'") from None
 
     from outrider.train.recipe import Recipe
     from outrider.train.session import Session
