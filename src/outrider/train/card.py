@@ -16,8 +16,8 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
     """Writes README.md: what it is, for which target, from which data, how well it guesses, how to make it again."""
     points = [
         f"**Target**: {notes['target']}, SHA-256 `{notes['target_sha256']}`. Another target gets a warning, for the "
-        "guesses would be worse. The text is the target's own in any case: a drafter decides how soon it comes, never what it "
-        "is.",
+        "guesses would be worse. The text is the target's own in any case: a drafter decides how soon it comes, "
+        "never what it is.",
         f"**Data**: {report.tokens:,} answer tokens seen, {notes['tokens_on_disk']:,} different ones, written by the "
         f"target itself at temperatures {notes['temperatures']}; no prompt that a drafter is measured with.",
         f"**Training**: {report.steps:,} steps, {report.seconds / 60:,.0f} minutes; these are the weights of step "
@@ -26,9 +26,9 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
     if (best := report.best) is not None:
         depths, tops = (", ".join(f"{value:.1%}" for value in shares) for shares in (best.by_depth, best.top))
         points.append(
-            f"**Acceptance** on held-out prompts at temperature 0: the first 1, 2 ... guesses are all right at {depths} "
-            f"of the positions; {best.length:.2f} tokens per step of a chain. The next token but one is among the best "
-            f"1, 2 ... guesses at {tops}."
+            f"**Acceptance** on held-out prompts at temperature 0: the first 1, 2 ... guesses are all right at "
+            f"{depths} of the positions; {best.length:.2f} tokens per step of a chain. The next token but one is "
+            f"among the best 1, 2 ... guesses at {tops}."
         )
     text = [f"# {title}", "", what, "", *(textwrap.fill(f"- {point}", 118, subsequent_indent="  ") for point in points)]
     (folder / "README.md").write_text("\n".join([*text, "", "Made again with", "", f"    {command}", ""]))
