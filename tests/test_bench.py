@@ -20,7 +20,7 @@ from outrider.bench.harness import (
     summarise,
     with_baseline,
 )
-from outrider.bench.prompts import Content, Prompt, PromptFileError, read_prompts
+from outrider.bench.prompts import Prompt, PromptFileError, read_prompts
 from outrider.engine.results import Result, Step, TokenLogprobs, Usage
 
 
@@ -53,10 +53,11 @@ class FakeEngine:
     def clock(self) -> float:
         return self.now
 
-    def generate(self, drafter: str, contents: Sequence[Content]) -> list[Result]:
+    def generate(self, drafter: str, batch: Sequence[Prompt]) -> list[Result]:
         self.calls.append(drafter)
         self.now += self.seconds[drafter]
-        return [self.lies.get((drafter, str(content)), result([len(str(content)), 2, 3, 4])) for content in contents]
+        truth = {prompt: result([len(str(prompt.content)), 2, 3, 4]) for prompt in batch}
+        return [self.lies.get((drafter, str(prompt.content)), truth[prompt]) for prompt in batch]
 
 
 def prompts(*texts: str, category: str | None = None) -> list[Prompt]:
@@ -94,9 +95,9 @@ def test_repeats_count_with_their_median() -> None:
     times = iter([9.0, 1.0, 2.0])
     engine = FakeEngine({"none": 0.0})
 
-    def generate(drafter: str, contents: Sequence[Content]) -> list[Result]:
+    def generate(drafter: str, batch: Sequence[Prompt]) -> list[Result]:
         engine.now += next(times)
-        return engine.generate(drafter, contents)
+        return engine.generate(drafter, batch)
 
     out = measure(generate, ["none"], prompts("x"), repeat=3, clock=engine.clock)
     assert out["none"][0].seconds == pytest.approx(2.0)
@@ -202,12 +203,12 @@ def test_the_three_kinds_of_prompt_line(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     lines = [
         {"prompt": "a\u2028b", "task_id": 1},
-        {"turns": ["t1", "t2"], "category": "qa"},
+        {"turns": ["t1", "t2"], "category": "qa", "prediction": "p"},
         {"messages": messages},
     ]
     path.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n", encoding="utf-8")
     user = [{"role": "user", "content": "t1"}]
-    assert read_prompts(path) == [Prompt(1, "a\u2028b"), Prompt(3, user, "qa"), Prompt(5, messages)]
+    assert read_prompts(path) == [Prompt(1, "a\u2028b"), Prompt(3, user, "qa", "p"), Prompt(5, messages)]
     assert read_prompts(path, 1) == [Prompt(1, "a\u2028b")]
     assert read_prompts(path, 1, chat=True) == [Prompt(1, [{"role": "user", "content": "a\u2028b"}])]
 
@@ -230,6 +231,7 @@ def test_the_three_kinds_of_prompt_line(tmp_path: Path) -> None:
         ('{"messages": [{"content": "a"}]}', "message 0 has no 'role'"),
         ('{"messages": [{"role": "user"}]}', "message 0's 'content'"),
         ('{"prompt": "a", "category": 3}', "'category' is 3"),
+        ('{"prompt": "a", "prediction": ["b"]}', "'prediction' is not a non-empty text"),
     ],
 )
 def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, culprit: str) -> None:

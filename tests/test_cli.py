@@ -118,6 +118,9 @@ REFUSED = {
     "unknown drafter option": (["generate", "x", "--drafter-option", "speed=9"], "'speed'"),
     "drafter option without value": (["generate", "x", "--drafter-option", "speed"], "--drafter-option: 'speed'"),
     "drafter option of the wrong kind": (["generate", "x", "--drafter-option", "min_ngram=two"], "min_ngram"),
+    "prediction without text": (["generate", "x", "--drafter", "prediction"], "add --prediction"),
+    "prediction for another drafter": (["generate", "x", "-d", "suffix", "--prediction", "README.md"], "'suffix'"),
+    "prediction without file": (["generate", "x", "--prediction", "/no/such"], "--prediction: /no/such"),
     "draft tokens": (["generate", "x", "--max-draft-tokens", "-1"], "max_draft_tokens"),
     "unknown model": (["generate", "x", "--model", "no-such-model"], "no-such-model"),
     "a text as model": (["generate", "x", "--model", __file__], "test_cli.py"),
@@ -231,10 +234,11 @@ class FakeEngine:
 
     def generate(self, prompts: list[Any], params: Any, *, speculation: Any = None) -> list[Result]:
         self.prompts += prompts
-        name = speculation.drafter if speculation else None
-        return [self.lies.get(name, answer([1, 2, 3, 6])) for _ in prompts]
+        each = speculation if isinstance(speculation, list) else [speculation] * len(prompts)
+        names = [one.drafter if one else None for one in each]
+        return [self.lies.get(name, answer([1, 2, 3, 6])) for name in names]
 
-    def stream(self, prompt: Any, params: Any) -> Any:
+    def stream(self, prompt: Any, params: Any, *, speculation: Any = None) -> Any:
         self.prompts.append(prompt)
         result = answer([1, 2, 3, 6])
 
@@ -403,6 +407,17 @@ def test_bench_names_the_prompt_that_is_too_long(
     prompts.write_text('{"prompt": "a"}\n\n{"prompt": "long"}\n')
     assert main(["bench", "--prompts", str(prompts)]) == 2
     assert "line 3 has 500 tokens" in capsys.readouterr().err
+
+
+def test_bench_needs_a_prediction_for_the_drafter_of_that_name(
+    fake: FakeEngine, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused by its line where it is missing, and run where every line has one."""
+    prompts.write_text('{"prompt": "a", "prediction": "The"}\n{"prompt": "b"}\n')
+    arguments = ["bench", "--prompts", str(prompts), "--drafter", "prediction"]
+    assert main(arguments) == 2
+    assert "line 2 has no 'prediction'" in capsys.readouterr().err
+    assert main([*arguments, "--limit", "1"]) == 0
 
 
 def test_bench_refuses_options_that_are_for_one_drafter(

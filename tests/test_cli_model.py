@@ -64,6 +64,21 @@ def test_the_text_does_not_depend_on_the_drafter(
     assert plain["accepted"] == [0] * 48
 
 
+def test_a_prediction_is_followed_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The right text is drafted and accepted; a wrong one changes nothing either."""
+    tiny.tiny_model(tmp_path / "ascii")  # writes whole characters only, so that its text says its tokens
+    common = ["ab ab", "-m", str(tmp_path / "ascii"), "-n", "40", "--ignore-eos"]
+    plain = generated(capsys, *common, "--drafter", "none")
+    expected = tmp_path / "expected.txt"
+    for text in (plain["text"], "quite another text"):
+        expected.write_text(text, encoding="utf-8")
+        drafted = generated(capsys, *common, "--prediction", str(expected))
+        assert drafted["drafter"] == "prediction"
+        for key in ("tokens", "logprobs", "text"):
+            assert drafted[key] == plain[key]
+        assert (drafted["mean_acceptance_length"] > 2) == (text == plain["text"])
+
+
 def test_stream_and_json_say_the_same(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The printed text is the `text` of --json; marks of --show-drafts add nothing but marks."""
     common = ["ab ab", "-m", str(model), "--seed", "5", "-t", "1", "-n", "40", "--logit-bias", "0=-100"]

@@ -1,6 +1,6 @@
 """The benchmark: drafters in turn on the same prompts, equality with plain decoding before speed.
 
-Pure functions around one call, `generate(drafter, contents) -> results`, so that a test can run them on an engine that
+Pure functions around one call, `generate(drafter, prompts) -> results`, so that a test can run them on an engine that
 lies.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from outrider.bench.prompts import Content, Prompt
+from outrider.bench.prompts import Prompt
 from outrider.engine.results import Result, TokenLogprobs
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 
 BASELINE = "none"
 
-Generate = Callable[[str, Sequence[Content]], list[Result]]
+Generate = Callable[[str, Sequence[Prompt]], list[Result]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def measure(
             kept: list[Result] = []
             for _ in range(repeat):
                 began = clock()
-                results = generate(drafter, [prompt.content for prompt in batch])
+                results = generate(drafter, batch)
                 walls.append(clock() - began)
                 progress(drafter, results)
                 if not kept or any(difference(a, b) for a, b in zip(kept, results, strict=True)):

@@ -24,13 +24,15 @@ class Prompt:
     line: int  # from 1
     content: Content
     category: str | None = None
+    prediction: str | None = None  # the expected output, for the drafter of that name
 
 
 def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
     """The first `limit` prompts of a JSON Lines file.
 
     A line has `prompt` (raw text; one user message if `chat`), `turns` (the first one becomes a user message) or
-    `messages` (role and content), and maybe `category`. Other keys are passed over, blank lines too.
+    `messages` (role and content), and maybe `category` and `prediction` (the expected output). Other keys and blank
+    lines are passed over.
 
     Raises PromptFileError for anything else.
     """
@@ -70,15 +72,21 @@ def _prompt(line: str, number: int, where: str, chat: bool) -> Prompt:
     category = entry.get("category")
     if category is not None and not isinstance(category, str):
         raise PromptFileError(f"{where}: 'category' is {category!r}, not text")
-    if given == ["messages"]:
-        return Prompt(number, _messages(entry["messages"], where), category)
-    value = entry[given[0]]
-    if given == ["turns"]:
+    prediction = entry.get("prediction")
+    if prediction is not None:
+        prediction = _text(prediction, f"{where}: 'prediction'")
+    return Prompt(number, _content(given[0], entry[given[0]], where, chat), category, prediction)
+
+
+def _content(key: str, value: Any, where: str, chat: bool) -> Content:
+    if key == "messages":
+        return _messages(value, where)
+    if key == "turns":
         if not isinstance(value, list) or not value:
             raise PromptFileError(f"{where}: 'turns' is not a list with at least one text")
         value = value[0]
-    text = _text(value, f"{where}: {given[0]!r}")
-    return Prompt(number, [{"role": "user", "content": text}] if chat or given == ["turns"] else text, category)
+    text = _text(value, f"{where}: {key!r}")
+    return [{"role": "user", "content": text}] if chat or key == "turns" else text
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.errors import CommandError
-from outrider.cli.options import DraftOptions, EngineOptions, flatten, open_engine
+from outrider.cli.options import PREDICTION, DraftOptions, EngineOptions, flatten, open_engine
 
 if TYPE_CHECKING:
     from outrider import Engine, Result, SamplingParams
     from outrider.bench.harness import Measured
-    from outrider.bench.prompts import Content, Prompt
+    from outrider.bench.prompts import Prompt
 
 __all__ = ["app"]
 
@@ -34,7 +34,10 @@ def bench(
     draft: DraftOptions,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.jsonl", help="One JSON object per line: prompt, turns or messages, maybe category."),
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="One JSON object per line: prompt, turns or messages, maybe category, prediction.",
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each 'prompt' into the model's chat template.")] = False,
@@ -117,10 +120,14 @@ def _measure(
     from outrider.bench.harness import measure
     from outrider.engine.speculation import Speculation
 
-    _check_lengths(engine, prompts)
+    _check_prompts(engine, drafters, prompts)
 
-    def generate(drafter: str, contents: Sequence[Content]) -> list[Result]:
-        return engine.generate(list(contents), params, speculation=Speculation(drafter=drafter))
+    def generate(drafter: str, batch: Sequence[Prompt]) -> list[Result]:
+        each = [
+            Speculation(drafter=drafter, prediction=prompt.prediction if drafter == PREDICTION else None)
+            for prompt in batch
+        ]
+        return engine.generate([prompt.content for prompt in batch], params, speculation=each)
 
     warm_up = replace(params, max_tokens=min(16, params.max_tokens))
     for drafter in drafters:  # loads what the drafter needs, and wakes the threads
@@ -129,10 +136,14 @@ def _measure(
         return measure(generate, drafters, prompts, batch_size=batch_size, repeat=repeat, progress=progress)
 
 
-def _check_lengths(engine: Engine, prompts: Sequence[Prompt]) -> None:
+def _check_prompts(engine: Engine, drafters: Sequence[str], prompts: Sequence[Prompt]) -> None:
     """Refuse a prompt that does not fit before hours of measuring, by its line."""
     limit = min(engine.config.context, engine.runner.pages.count * engine.runner.pages.page_size)
     for prompt in prompts:
+        if PREDICTION in drafters and prompt.prediction is None:
+            raise CommandError(
+                f"--prompts: line {prompt.line} has no 'prediction', which the drafter of that name needs"
+            )
         length = len(engine.encode(prompt.content))
         if length >= limit:
             raise CommandError(

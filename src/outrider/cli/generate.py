@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.cli.errors import CommandError
-from outrider.cli.options import DraftOptions, EngineOptions, SamplingOptions, flatten, open_engine
-from outrider.cli.prompt import read_prompt
+from outrider.cli.options import (
+    DEFAULT_DRAFTER,
+    PREDICTION,
+    DraftOptions,
+    EngineOptions,
+    SamplingOptions,
+    flatten,
+    open_engine,
+)
+from outrider.cli.prompt import read_prompt, read_text
 
 if TYPE_CHECKING:
-    from outrider import Delta, Engine
+    from outrider import Delta, Engine, Speculation
 
 __all__ = ["app"]
 
@@ -31,6 +40,9 @@ def generate(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="The system message, with --chat.")] = None,
+    prediction: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The text that you expect; what of it is right comes sooner.")
+    ] = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark each token by who wrote it: drafter or model.")
     ] = False,
@@ -43,6 +55,7 @@ def generate(
     outrider generate --chat "Name three rivers." --temperature 0.8 --seed 1
     outrider generate --chat --file question.txt --show-drafts
     cat story.txt | outrider generate - --max-tokens 64 --json
+    outrider generate --chat --file edit.txt --prediction old.py --max-tokens 800
     outrider generate "def area(r):" --drafter none
     """
     if system is not None and not chat:
@@ -52,6 +65,7 @@ def generate(
     if sampling.logprobs is not None and not as_json:
         raise CommandError("--logprobs: only --json shows them; add --json")
     params = sampling.params()
+    draft, speculation = _prediction(draft, prediction)
     text = read_prompt(prompt, file)
     request: str | list[dict[str, str]] = text
     if chat:
@@ -62,16 +76,29 @@ def generate(
     if as_json:
         from outrider.cli.report import result_json
 
-        (result,) = opened.generate([request], params)
+        (result,) = opened.generate([request], params, speculation=speculation)
         print(json.dumps(result_json(result, model=opened.files.name, drafter=draft.drafter, verify=draft.verify)))
         return
-    stream = opened.stream(request, params)
+    stream = opened.stream(request, params, speculation=speculation)
     _write(stream, opened, show_drafts)
     if sys.stderr.isatty():
         from outrider.cli.report import summary
 
         assert stream.result is not None
         print(f"\x1b[2m{summary(stream.result)}\x1b[0m", file=sys.stderr)
+
+
+def _prediction(draft: DraftOptions, file: Path | None) -> tuple[DraftOptions, Speculation | None]:
+    """A prediction chooses its own drafter; that one is no use without."""
+    if file is None:
+        if draft.drafter == PREDICTION:
+            raise CommandError(f"--drafter: {PREDICTION} guesses from the text that you expect; add --prediction FILE")
+        return draft, None
+    if draft.drafter not in (DEFAULT_DRAFTER, PREDICTION):
+        raise CommandError(f"--prediction: it is for the drafter {PREDICTION!r}, not {draft.drafter!r}; leave one out")
+    from outrider import Speculation
+
+    return replace(draft, drafter=PREDICTION), Speculation(prediction=read_text("--prediction", file))
 
 
 def _write(stream: Any, engine: Engine, show_drafts: bool) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_DRAFTER",
     "DEFAULT_MODEL",
+    "PREDICTION",
     "DraftOptions",
     "EngineOptions",
     "SamplingOptions",
@@ -28,6 +29,7 @@ __all__ = [
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "ngram"
+PREDICTION = "prediction"  # the drafter that is given the text it guesses
 
 
 @dataclass(frozen=True, kw_only=True)

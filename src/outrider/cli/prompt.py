@@ -1,4 +1,4 @@
-"""Where a prompt comes from: an argument, a file or standard input."""
+"""Where a text comes from: an argument, a file or standard input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.cli.errors import CommandError
 
-__all__ = ["read_prompt"]
+__all__ = ["read_prompt", "read_text"]
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -18,7 +18,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if argument is not None and file is not None:
         raise CommandError("--file: a prompt is given as an argument too; give one of the two")
     if file is not None:
-        text, source = _decode(_read(file), str(file)), str(file)
+        text, source = read_text("--file", file), str(file)
     elif argument not in (None, "-"):
         assert argument is not None
         text, source = argument, "PROMPT"
@@ -33,11 +33,12 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     return text
 
 
-def _read(file: Path) -> bytes:
+def read_text(option: str, file: Path) -> str:
+    """The text of a UTF-8 file that an option names. Raises CommandError."""
     try:
-        return file.read_bytes()
+        return _decode(file.read_bytes(), f"{option}: {file}")
     except OSError as error:
-        raise CommandError(f"--file: {file}: {error.strerror or error}") from None
+        raise CommandError(f"{option}: {file}: {error.strerror or error}") from None
 
 
 def _decode(data: bytes, source: str) -> str:
