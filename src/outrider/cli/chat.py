@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,10 +25,17 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COMMANDS = "/exit ends, /reset starts anew, /stats sums up; Ctrl-C stops an answer, Ctrl-D ends"
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(SamplingOptions):
+    """An answer may be longer than a continuation."""
+
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Tokens per answer at most.")] = 512
+
+
 @app.command()
 @flatten
 def chat(
-    sampling: SamplingOptions,
+    sampling: AnswerOptions,
     engine: EngineOptions,
     draft: DraftOptions,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
@@ -87,8 +95,8 @@ class Conversation:
         assert result is not None
         self._messages.append({"role": "assistant", "content": result.text})
         self._results.append(result)
-        stopped = "stopped, " if result.finish_reason == "cancelled" else ""
-        _note(stopped + summary(result))
+        ends = {"cancelled": "stopped, ", "length": "cut at its limit, ", "stop": ""}
+        _note(ends[result.finish_reason] + summary(result))
 
     def statistics(self) -> str:
         if not self._results:
