@@ -34,9 +34,11 @@ bench: setup-demo
 	@$(BIN)/outrider bench --prompts benchmarks/prompts.jsonl --json build/bench.json
 
 setup: $(VENV)/stamp-development $(VENV)/stamp-model
+	@:
 
 # The product alone: no torch, no test tools.
 setup-demo: $(VENV)/stamp-product $(VENV)/stamp-model
+	@:
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
