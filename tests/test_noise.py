@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from instruction_sets import SETS, run_with
 from outrider.core import noise
 from outrider.runtime import native_sampling
-
-SETS = ("portable", "avx2", "avx512")
 
 
 @pytest.mark.parametrize(
@@ -124,16 +120,6 @@ for position in range(20):
     digest.update(native_sampling.gumbel(99, position, 1003, 1).tobytes())
 print(digest.hexdigest())
 """
-
-
-def run_with(instructions: str, program: str) -> str | None:
-    """The program's output with that instruction set; None if this processor lacks it."""
-    environment = {**os.environ, "OUTRIDER_ISA": instructions}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode and "OUTRIDER_ISA" in done.stderr:
-        return None
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_all_instruction_sets_give_the_same_noise():

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from instruction_sets import SETS, run_with
 from outrider.core import noise, sampling
 from outrider.core.params import SamplingParams
 from outrider.core.sampling import DrawError
 from outrider.core.shaping import Draw, Shaping
 from outrider.runtime import native_sampling
-from test_noise import SETS, run_with
 
 BOTH = pytest.mark.parametrize("core", [sampling, native_sampling], ids=["oracle", "native"])
 

@@ -17,9 +17,10 @@ Logits = NDArray[np.float32]  # [V], contiguous
 
 def _prepared(shaping: Shaping) -> _native.NativeShaping:
     """The native form of a sequence's parameters. Made at its first draw; `mask` and `tokens` are read at each."""
-    if shaping.prepared is None:
+    prepared: _native.NativeShaping | None = shaping.prepared
+    if prepared is None:
         params = shaping.params
-        shaping.prepared = _native.NativeShaping(
+        prepared = shaping.prepared = _native.NativeShaping(
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
@@ -34,7 +35,7 @@ def _prepared(shaping: Shaping) -> _native.NativeShaping:
             prompt_length=shaping.prompt_length,
             logprobs=-1 if params.logprobs is None else params.logprobs,
         )
-    return shaping.prepared
+    return prepared
 
 
 def draw(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
