@@ -26,13 +26,6 @@ bool kept_exactly(Format format, int group, Kind kind) {
   return format == Format::int4 && (kind == Kind::Q4_0 || kind == Kind::Q4_1 || kind == Kind::Q4_K);
 }
 
-// Q8_0 keeps its groups. Others take 64 columns to a scale where K allows.
-int choose_group(std::span<const Source> sources, std::int64_t k) {
-  for (const Source& source : sources)
-    if (source.kind == Kind::Q8_0) return 32;
-  return k % 64 == 0 ? 64 : 32;
-}
-
 Scales choose_scales(Format format, std::span<const Source> sources) {
   if (format != Format::int4) return Scales::half;
   const auto all = [&](Kind kind) {
@@ -343,7 +336,7 @@ Linear::Linear(Format format, std::span<const Source> sources, const float* bias
   k_ = sources[0].columns;
   for (const Source& s : sources) n_ += s.rows;
   if (format == Format::int4) group_ = 32;
-  if (format == Format::int8) group_ = options.group != 0 ? options.group : choose_group(sources, k_);
+  if (format == Format::int8) group_ = options.group != 0 ? options.group : 32;
   scales_ = static_cast<std::uint8_t>(choose_scales(format, sources));
   units_ = static_cast<int>(paired_ ? round_up(n_ / 2, 16) / 16 : round_up(n_, kUnit) / kUnit);
   bytes_ = unit_size(LinearView(*this)) * static_cast<std::size_t>(units_);

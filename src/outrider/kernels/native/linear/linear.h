@@ -78,7 +78,9 @@ class Arena {
 
 struct LinearOptions {
   bool paired = false;   // two sources of equal shape, gate and up: unit u holds rows [16u, 16u+16) of both, for SwiGLU
-  int group = 0;         // int8: 32, 64 or 128 columns to a scale; 0 chooses. int4 has 32. Ignored by bf16 and fp32
+  // int8: columns to a scale. 32 (what 0 means) is as near to fp32 as GGUF's Q8_0 (KL 0.004 for SmolLM2-135M); 64 and
+  // 128 stream 3 and 5 % less, take 10 and 20 % less arithmetic, and are 1.4 times as far and more. int4 has 32.
+  int group = 0;
   int threads = 0;       // that pack; 0 = all
   std::shared_ptr<Arena> arena = nullptr;  // where the weights go; null = memory of their own
 };
