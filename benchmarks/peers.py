@@ -57,7 +57,8 @@ def select(wanted: str | None, known: list[str]) -> list[str]:
     chosen: list[str] = []
     for pattern in filter(None, (part.strip() for part in wanted.split(","))):
         found = [name for name in known if fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ":*")]
-        if not found and pattern.count(":") == 2 and pattern.partition(":")[0] in ENGINES:
+        whole = pattern.count(":") == 2 and not set(pattern) & set("*?[")
+        if not found and whole and pattern.partition(":")[0] in ENGINES:
             found = [pattern]
         if not found:
             raise ValueError(f"--peers: {pattern!r} names none of {', '.join(known)}")
