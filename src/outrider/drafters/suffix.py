@@ -2,7 +2,7 @@
 
 An online suffix automaton (Blumer et al. 1985) over the text so far finds the longest repeated end in constant time
 per token; its states count their occurrences, so that continuations become a tree by frequency (Oliaro et al. 2024,
-SuffixDecoding, section 4; Hu et al. 2024, SAM-Decoding). A second automaton may remember earlier outputs.
+SuffixDecoding, section 4; Hu et al. 2024, SAM-Decoding).
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ class SuffixOptions(Options):
     min_match: int = field(default=2, metadata={"help": "a shorter match proposes nothing"})
     factor: float = field(default=3.0, metadata={"help": "longest path per matched token"})
     min_probability: float = field(default=0.1, metadata={"help": "a continuation rarer than this is left out"})
-    remember: int = field(
-        default=0, metadata={"help": "tokens of earlier outputs to remember; 0 = none. About 400 bytes a token"}
-    )
 
 
 class Automaton:
@@ -81,29 +78,11 @@ class Automaton:
         self.link.append(-1)
         return len(self.next) - 1
 
-    def step(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest match of `matched text + token`, from the match (state, length) of the text before it."""
-        while state > 0 and token not in self.next[state]:
-            state = self.link[state]
-            length = self.length[state]
-        after = self.next[state].get(token)
-        return (0, 0) if after is None else (after, length + 1)
-
     def continuations(self, state: int) -> Iterator[tuple[int, int, float]]:
         """Token, state and share of the occurrences of everything that followed a match."""
         total = sum(self.count[after] for after in self.next[state].values())
         for token, after in self.next[state].items():
             yield token, after, self.count[after] / total if total else 0.0
-
-
-@dataclass(slots=True)
-class _Text:
-    """One sequence: its own automaton, and how far its end matches the remembered outputs."""
-
-    own: Automaton = field(default_factory=Automaton)
-    state: int = 0  # in the memory
-    length: int = 0
-    epoch: int = 0  # of the memory in which `state` is meant
 
 
 class Suffix:
@@ -115,19 +94,10 @@ class Suffix:
     wants: tuple[int, ...] = ()
 
     def __init__(self, options: SuffixOptions, context: Context) -> None:
-        if (
-            options.min_match < 1
-            or not options.factor > 0
-            or not 0 <= options.min_probability <= 1
-            or options.remember < 0
-        ):
-            raise DrafterError(
-                "suffix: min_match is at least 1, factor above 0, min_probability in [0, 1] and remember at least 0"
-            )
+        if options.min_match < 1 or not options.factor > 0 or not 0 <= options.min_probability <= 1:
+            raise DrafterError("suffix: min_match is at least 1, factor above 0 and min_probability in [0, 1]")
         self.options = options
-        self._texts: dict[int, _Text] = {}
-        self._memory = Automaton()
-        self._epoch = 0
+        self._texts: dict[int, Automaton] = {}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         return [self._guess(request) for request in batch]
@@ -138,21 +108,20 @@ class Suffix:
         self._texts.pop(sequence, None)
 
     def memory(self) -> dict[str, int]:
-        # measured: a state holds a dictionary of about one entry and four list items
-        states = len(self._memory.next) + sum(len(text.own.next) for text in self._texts.values())
-        return {"automata": states * 250}
+        # measured: a dictionary of about one entry and four list items take 344 bytes
+        states = sum(len(text.next) for text in self._texts.values())
+        return {"automata": states * 344}
 
     def _guess(self, request: Request) -> Tree:
-        text = self._texts.setdefault(request.id, _Text())
+        text = self._texts.setdefault(request.id, Automaton())
         tokens = request.shaping.tokens
-        for token in tokens[text.own.tokens :]:
-            text.own.add(token)
-        own = text.own
-        state = own.link[own.last]
+        for token in tokens[text.tokens :]:
+            text.add(token)
+        state = text.link[text.last]
         budget = min(request.budget, self.options.max_draft_tokens)
-        if state <= 0 or own.length[state] < self.options.min_match or budget <= 0:
+        if state <= 0 or text.length[state] < self.options.min_match or budget <= 0:
             return Tree.root(tokens[-1])
-        return self._grow(own, state, tokens[-1], budget)
+        return self._grow(text, state, tokens[-1], budget)
 
     def _grow(self, automaton: Automaton, state: int, root: int, budget: int) -> Tree:
         """The `budget` likeliest nodes by the product of shares along the path; longer matches allow longer paths."""
