@@ -32,7 +32,7 @@ CONTEXT = 256  # tokens before a step, and of the prompt of a prefill
 def contenders(quantisation: str) -> list[str]:
     """All contenders for a GGUF file of this quantisation."""
     quantised = list(dict.fromkeys(["Q8_0", quantisation, "Q4_0"]))
-    drafted = {"outrider": ["ngram"], "llama.cpp": ["lookup-10", "lookup-2"]}
+    drafted = {"outrider": ["ngram"], "llama.cpp": ["lookup-10", "lookup-2"], "openvino": ["lookup-5", "lookup-10"]}
     kinds = {
         "outrider": ["int8", "int4", "bf16", "fp32"],
         "llama.cpp": [*quantised, "BF16", "F32"],

@@ -184,7 +184,7 @@ def test_an_engine_without_steps_keeps_its_other_figures() -> None:
     [
         ("llama.cpp:Q8_0:plain", "outrider:int8:plain"),
         ("llama.cpp:Q4_0:lookup-10", "outrider:int4:ngram"),
-        ("openvino:Q4_1:lookup", "outrider:int4:ngram"),
+        ("openvino:Q4_1:lookup-5", "outrider:int4:ngram"),
         ("transformers:bf16:plain", "outrider:bf16:plain"),
         ("llama.cpp:F32:plain", "outrider:fp32:plain"),
         ("outrider:int8:ngram", None),
@@ -200,7 +200,7 @@ def test_peers_are_chosen_by_pattern() -> None:
     known = peers.contenders("Q4_1")
     assert peers.select(None, known) == known
     assert peers.select("outrider:int8", known) == ["outrider:int8:plain", "outrider:int8:ngram"]
-    assert peers.select("openvino:*:lookup", known) == ["openvino:Q8_0:lookup", "openvino:Q4_1:lookup"]
+    assert peers.select("openvino:*:lookup-5", known) == ["openvino:Q8_0:lookup-5", "openvino:Q4_1:lookup-5"]
     assert peers.select("llama.cpp:Q8_0:lookup-4", known) == ["llama.cpp:Q8_0:lookup-4"]
     for wrong in ("vllm", "openvino:*:lookup-4"):
         with pytest.raises(ValueError, match=re.escape(repr(wrong))):

@@ -62,6 +62,9 @@ def _entry(name: str, race: Race, plan: Plan, settings: Mapping[str, Any]) -> di
         "decoding": decoding,
         "settings": dict(settings),
         "speeds": {group: _speeds([runs[task] for task in tasks]) for group, tasks in groups.items() if tasks},
+        "by_prompt": [
+            {"category": plan.tasks[task].category, **_speeds([repeats])} for task, repeats in sorted(runs.items())
+        ],
         "tokens_per_forward": _per_forward(runs),
         "same_text_as_plain": _same(runs, race.generations.get(f"{engine}:{kind}:plain", {})),
         "prefill_ms": 1000 * median(race.prefills[name]) if name in race.prefills else None,
