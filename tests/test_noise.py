@@ -62,6 +62,16 @@ def test_seeds_count_modulo_two_to_the_64():
 def test_uniform_numbers_are_never_zero_or_one():
     ends = noise.uniform(np.array([0, 0xFFFFFFFF], np.uint64))
     assert ends.tolist() == [2.0**-33, 1 - 2.0**-33]
+    largest = (float(2**52 - 1) + 0.5) * 2.0**-52
+    assert largest == 1 - 2.0**-53 < 1
+
+
+def test_uniform_numbers_take_52_bits_of_two_words():
+    """Number i is (word 2i, high 20 bits of word 2i + 1), and asking for more does not move the first ones."""
+    pair = [int(word) for word in noise.words(8, 3, np.arange(10), noise.ACCEPT)]
+    expected = [((pair[2 * i] << 20 | pair[2 * i + 1] >> 12) + 0.5) / 2**52 for i in range(5)]
+    assert noise.uniforms(8, 3, 5, noise.ACCEPT).tolist() == expected
+    assert noise.uniforms(8, 3, 2, noise.ACCEPT).tolist() == expected[:2]
 
 
 def test_logarithm_and_exponential_are_within_two_ulp_of_libm():

@@ -229,6 +229,14 @@ def test_ids_outside_the_row_are_skipped(core):
     assert core.draw(row(0, 1), shaped(tokens=[9, 9], ends=[9], **params), (9,)).token == 1
 
 
+def test_pick_takes_the_token_at_which_the_running_sum_passes_u():
+    p = np.array([0.0, 0.2, 0.0, 0.5, 0.3, 0.0]) * 7  # need not sum to one
+    for u, token in ((1e-300, 1), (0.199, 1), (0.201, 3), (0.699, 3), (0.701, 4), (1 - 2**-53, 4)):
+        assert sampling.pick(p, u) == token
+    with pytest.raises(DrawError):
+        sampling.pick(np.zeros(3), 0.5)
+
+
 # ---- refusals
 
 
@@ -366,6 +374,7 @@ rng, digest = np.random.default_rng(12), hashlib.sha256()
 for size in (3, 100, 1003, 9000):
     for _ in range(250):
         digest.update(repr(outcomes(native_sampling, *case(rng, size), 8)).encode())
+        digest.update(repr(native_sampling.draw_children(rng.dirichlet(np.ones(size)), 5, size, 3)).encode())
 print(digest.hexdigest())
 """
 

@@ -10,6 +10,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
+from outrider.runtime import native_sampling
 
 #       0
 #      / \
@@ -149,6 +150,18 @@ def test_children_are_the_best_of_log_q_and_noise_in_order():
     assert verify.draw_children(q, 0, gumbel) == ()
 
 
+@pytest.mark.parametrize("size", [3, 50, 1003])
+def test_native_children_are_the_same(size):
+    """Over random laws, some with impossible and hardly possible tokens."""
+    rng = np.random.default_rng(size)
+    for seed in range(200):
+        q = rng.dirichlet(np.full(size, rng.choice([0.05, 1.0])))
+        q[rng.random(size) < 0.2] = rng.choice([0.0, 1e-320, 1e-300])
+        count = int(rng.integers(0, size + 2))
+        gumbel = noise.gumbel(seed, 9, np.arange(size), noise.DRAFT)
+        assert native_sampling.draw_children(q, count, seed, 9) == verify.draw_children(q, count, gumbel)
+
+
 class Rows:
     """Scores over given logits, for one feed."""
 
@@ -178,9 +191,7 @@ def test_rejection_with_noise_is_rejection_with_the_seeds_streams():
             return float(noise.uniforms(seed, 4 + depth, 2, noise.ACCEPT)[sibling])
 
         def residual(depth: int, p: np.ndarray, seed: int = seed) -> int:
-            return int(
-                np.argmax(np.log(np.maximum(p, 1e-300)) + noise.gumbel(seed, 4 + depth, np.arange(12), noise.RESIDUAL))
-            )
+            return sampling.pick(p, float(noise.uniforms(seed, 4 + depth, 1, noise.RESIDUAL)[0]))
 
         def p_of(node: int, rows: np.ndarray = rows, shaping: Shaping = shaping, tree: Tree = tree) -> np.ndarray:
             return sampling.law(rows[node], shaping, tuple(tree.tokens[n] for n in tree.path(node)))

@@ -149,8 +149,10 @@ def gumbel(seed: int, position: int, tokens: NDArray[np.integer], stream: int) -
 
 
 def uniforms(seed: int, position: int, count: int, stream: int) -> NDArray[np.float64]:
-    """`count` independent numbers in (0, 1) for one position. [count]"""
-    return uniform(words(seed, position, np.arange(count), stream))
+    """`count` independent numbers in (0, 1) for one position. Number i has 52 bits, of words 2i and 2i + 1. [count]"""
+    pair = words(seed, position, np.arange(2 * count), stream)
+    bits = (pair[::2] << np.uint64(20)) | (pair[1::2] >> np.uint64(12))
+    return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
 HIGHEST: Final = float(-log(-log(uniform(np.array([0xFFFFFFFF], np.uint64))))[0])  # largest Gumbel noise, about 22.87

@@ -134,7 +134,7 @@ def reject_with_noise(tree: Tree, scores: Laws, feed: int, shaping: Shaping) -> 
         return float(noise.uniforms(shaping.seed, start + depth, sibling + 1, noise.ACCEPT)[sibling])
 
     def residual(depth: int, p: Law) -> int:
-        return sampling.pick(p, noise.gumbel(shaping.seed, start + depth, np.arange(len(p)), noise.RESIDUAL))
+        return sampling.pick(p, float(noise.uniforms(shaping.seed, start + depth, 1, noise.RESIDUAL)[0]))
 
     return reject(
         tree,
@@ -167,5 +167,8 @@ def draw_children(q: Law, count: int, gumbel: NDArray[np.float64]) -> tuple[int,
     being unlikely biases the text.
     """
     support = np.flatnonzero(q >= np.finfo(np.float64).tiny)
-    order = np.argsort(-(noise.log(q[support]) + gumbel[support]), kind="stable")[: max(count, 0)]
-    return tuple(int(token) for token in support[order])
+    scores = noise.log(q[support]) + gumbel[support]
+    if 0 < count < len(support):  # no sort of the vocabulary: only what reaches the count-th best
+        best = scores >= np.partition(scores, len(scores) - count)[len(scores) - count]
+        support, scores = support[best], scores[best]
+    return tuple(support[np.argsort(-scores, kind="stable")[: max(count, 0)]].tolist())

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider import _native
+from outrider.core import noise
 from outrider.core.shaping import Draw, Shaping
 
-__all__ = ["draw", "gumbel", "law", "log_softmax", "top", "top_rows"]
+__all__ = ["draw", "draw_children", "gumbel", "law", "log_softmax", "top", "top_rows"]
 
 Logits = NDArray[np.float32]  # [V], contiguous
 
@@ -74,6 +75,12 @@ def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:
     """Natural-log probabilities of `tokens` under the plain logits. [len(tokens)]"""
     out: NDArray[np.float64] = _native.log_softmax(logits, tokens)
     return out
+
+
+def draw_children(q: NDArray[np.float64], count: int, seed: int, position: int) -> tuple[int, ...]:
+    """core.verify.draw_children with the noise of a position's DRAFT stream: siblings for rejection sampling. [V]"""
+    tokens: tuple[int, ...] = _native.draw_children(q, count, seed & 0xFFFFFFFFFFFFFFFF, position, noise.DRAFT)
+    return tokens
 
 
 def gumbel(seed: int, position: int, count: int, stream: int) -> NDArray[np.float64]:

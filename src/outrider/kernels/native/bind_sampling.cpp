@@ -188,6 +188,16 @@ void bind_sampling(nb::module_& module) {
       },
       "row"_a, "tokens"_a);
   module.def(
+      "draw_children",
+      [](const nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>& q, std::int64_t count,
+         std::uint64_t seed, std::uint64_t position, std::uint32_t stream) {
+        nb::list tokens;
+        for (const std::int32_t token : draw_children({q.data(), q.size()}, count, {seed, position, stream}))
+          tokens.append(token);
+        return nb::tuple(tokens);
+      },
+      "q"_a, "count"_a, "seed"_a, "position"_a, "stream"_a);
+  module.def(
       "gumbel",
       [](std::uint64_t seed, std::uint64_t position, std::size_t count, std::uint32_t stream) {
         std::vector<double> out(count);

@@ -581,6 +581,29 @@ void log_softmax(std::span<const float> row, std::span<const std::int64_t> token
     out[i] = (double{plain[tokens[i]]} - plain.highest()) - normaliser;
 }
 
+std::vector<std::int32_t> draw_children(std::span<const double> q, std::int64_t count, const Place& place) {
+  std::vector<double>& scores = workspace().terms;
+  scores.resize(q.size());
+  gumbels(place, scores);
+  kernels().add_logs(q.data(), static_cast<std::int64_t>(q.size()), scores.data());
+  std::vector<Runner> best;
+  for (std::size_t token = 0; token < q.size() && count > 0; ++token) {
+    const Runner runner{scores[token], static_cast<std::int32_t>(token)};
+    const bool full = static_cast<std::int64_t>(best.size()) == count;
+    if (scores[token] == -std::numeric_limits<double>::infinity() || (full && !(runner < best.front()))) continue;
+    if (full) {
+      std::pop_heap(best.begin(), best.end());
+      best.pop_back();
+    }
+    best.push_back(runner);
+    std::push_heap(best.begin(), best.end());
+  }
+  std::sort(best.begin(), best.end());
+  std::vector<std::int32_t> tokens;
+  for (const Runner& runner : best) tokens.push_back(runner.token);
+  return tokens;
+}
+
 void gumbels(const Place& place, std::span<double> out) {
   kernels().gumbels(place, static_cast<std::int64_t>(out.size()), out.data());
 }

@@ -96,6 +96,9 @@ class NativeShaping {
 Top top(std::span<const float> row, std::int64_t k);
 void log_softmax(std::span<const float> row, std::span<const std::int64_t> tokens, double* out);
 
+// At most `count` different tokens drawn from q one after the other: the best of log q + noise. q [V]
+std::vector<std::int32_t> draw_children(std::span<const double> q, std::int64_t count, const Place& place);
+
 // Gumbel noise of tokens 0 ... out.size() - 1.
 void gumbels(const Place& place, std::span<double> out);
 

@@ -20,19 +20,26 @@ inline U64 as_bits(F64 x) { return __builtin_bit_cast(U64, x); }
 // Whole numbers below 2**52 to doubles and back, by their place in the fraction.
 inline F64 to_double(U64 x) { return as_double(x | splat(std::uint64_t{0x433} << 52)) - 0x1p52; }
 
-inline F64 log_lanes(F64 x) {
-  const U64 bits = as_bits(x);
-  const U64 biased = (bits - fixed::sqrt_half + fixed::one) >> 52;
-  const F64 k = to_double(biased) - 1023.0;
-  const F64 f = as_double(bits - ((biased << 52) - fixed::one)) - 1.0;
-  const F64 s = f / (f + 2.0);
-  const F64 z = s * s;
-  F64 series = splat(fixed::log_series[9]);
-  for (int j = 8; j >= 0; --j) series = series * z + fixed::log_series[j];
-  return k * fixed::ln2_high + ((s + s) + ((s * z) * series + k * fixed::ln2_low));
+// log of kAbreast vectors, in place. Several at once, because each is one long chain of dependent operations.
+constexpr int kAbreast = 4;
+inline void log_lanes(F64 (&x)[kAbreast]) {
+  F64 k[kAbreast], s[kAbreast], z[kAbreast], series[kAbreast];
+  for (int i = 0; i < kAbreast; ++i) {
+    const U64 bits = as_bits(x[i]);
+    const U64 biased = (bits - fixed::sqrt_half + fixed::one) >> 52;
+    const F64 f = as_double(bits - ((biased << 52) - fixed::one)) - 1.0;
+    k[i] = to_double(biased) - 1023.0;
+    s[i] = f / (f + 2.0);
+    z[i] = s[i] * s[i];
+    series[i] = splat(fixed::log_series[9]);
+  }
+  for (int j = 8; j >= 0; --j)
+    for (int i = 0; i < kAbreast; ++i) series[i] = series[i] * z[i] + fixed::log_series[j];
+  for (int i = 0; i < kAbreast; ++i)
+    x[i] = k[i] * fixed::ln2_high + ((s[i] + s[i]) + ((s[i] * z[i]) * series[i] + k[i] * fixed::ln2_low));
 }
 
-// exp of kTogether vectors, in place. Together, because each is one long chain of dependent operations.
+// exp of kTogether vectors, in place.
 inline void exp_lanes(F64 (&x)[kTogether]) {
   U64 power[kTogether];
   F64 series[kTogether];
@@ -48,8 +55,6 @@ inline void exp_lanes(F64 (&x)[kTogether]) {
     for (int i = 0; i < kTogether; ++i) series[i] = series[i] * x[i] + fixed::exp_series[j];
   for (int i = 0; i < kTogether; ++i) x[i] = zero_below(as_double(as_bits(series[i]) + power[i]), splat(fixed::exp_zero));
 }
-
-inline F64 gumbel_lanes(U64 word) { return -log_lanes(-log_lanes((to_double(word) + 0.5) * 0x1p-32)); }
 
 struct WordLanes {
   U64 w[4];
@@ -167,10 +172,28 @@ std::uint64_t words_of_block(const Place& place, std::uint32_t block, std::uint3
 void gumbels(const Place& place, std::int64_t n, double* out) {
   for (std::int64_t first = 0; first < n; first += 4 * kWidth) {
     const WordLanes lanes = word_lanes(place, static_cast<std::uint32_t>(first / 4));
-    for (int w = 0; w < 4; ++w) {
-      const F64 noise = gumbel_lanes(lanes.w[w]);
-      for (int lane = 0; lane < kWidth; ++lane)
-        if (const std::int64_t token = first + 4 * lane + w; token < n) out[token] = noise[lane];
-    }
+    F64 x[4];
+    for (int w = 0; w < 4; ++w) x[w] = (to_double(lanes.w[w]) + 0.5) * 0x1p-32;
+    log_lanes(x);
+    for (int w = 0; w < 4; ++w) x[w] = -x[w];
+    log_lanes(x);
+    for (int lane = 0; lane < kWidth; ++lane)
+      for (int w = 0; w < 4; ++w)
+        if (const std::int64_t token = first + 4 * lane + w; token < n) out[token] = -x[w][lane];
+  }
+}
+
+void add_logs(const double* p, std::int64_t n, double* out) {
+  constexpr int stride = kAbreast * kWidth;
+  for (std::int64_t first = 0; first < n; first += stride) {
+    const std::int64_t here = n - first < stride ? n - first : stride;
+    F64 x[kAbreast];
+    double sums[stride], values[stride];
+    for (int i = 0; i < stride; ++i) values[i] = i < here ? p[first + i] : 1.0;
+    std::memcpy(x, values, sizeof x);
+    log_lanes(x);
+    std::memcpy(sums, x, sizeof x);
+    for (int i = 0; i < here; ++i)
+      out[first + i] = values[i] >= 0x1p-1022 ? sums[i] + out[first + i] : -__builtin_inf();
   }
 }
