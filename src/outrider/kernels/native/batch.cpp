@@ -120,7 +120,7 @@ void Batch::add(const Feed& feed) {
     const std::int32_t shared = shared_[node] = in_order ? count : shared_[parent];
     RowView view{index, count, shared, 0};
     if (!in_order) {
-      const std::int32_t start = shared / kBlockRows * kBlockRows;
+      const std::int32_t start = shared / kTileRows * kTileRows;
       view.tail = static_cast<std::int32_t>(tails.size());
       tails.resize(tails.size() + (count - start));
       std::int32_t* tail = tails.data() + view.tail;

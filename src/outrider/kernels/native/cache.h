@@ -1,9 +1,9 @@
 // Keys and values of all layers, by slot. Which sequence a slot belongs to is the host's business (core/cache.py).
 //
-// Sixteen slots of one head lie together as a tile, in the order in which attention multiplies:
-//   fp32        keys [d'][16]            values [16][d']
-//   bf16, int8  keys [d' / 2][16][2]     values [8][d'][2]     (int8: + 16 scales of keys, 16 of values)
-// and four tiles of a head behind one another, so that a page of 64 rows is one stream.
+// 32 slots of one head lie together as a tile, in the order in which attention multiplies:
+//   fp32        keys [d'][32]            values [32][d']
+//   bf16, int8  keys [d' / 2][32][2]     values [16][d'][2]     (int8: + 32 scales of keys, 32 of values)
+// and two tiles of a head behind one another, so that a page of 64 rows is one stream for the prefetcher.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,6 @@ class KvCache {
   std::size_t bytes() const { return memory_.bytes(); }
   std::size_t row_bytes() const;  // of one slot in all layers, as read by attention
 
-  // Write one head's key and value [d], already rotated, to a slot.
-  void put(int layer, std::int64_t slot, int kv_head, const float* key, const float* value);
-
   // Copy slot source[i] to slot target[i] in every layer, for i ascending.
   void move(std::span<const std::int64_t> source, std::span<const std::int64_t> target);
 
@@ -40,8 +37,5 @@ class KvCache {
   Arena memory_;
   std::uint8_t* data_;
 };
-
-// Rounded to nearest, ties to even.
-void to_bf16(const float* from, int count, std::uint16_t* to);
 
 }  // namespace outrider

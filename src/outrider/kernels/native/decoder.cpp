@@ -43,6 +43,7 @@ class Decoder::Step {
       : decoder_(decoder), weights_(decoder.weights_), shape_(weights_.shape), batch_(batch), begin_(begin),
         M_(end - begin), wants_(wants), logits_(logits), logits_stride_(logits_stride), hidden_(hidden),
         kernels_(row_kernels()), pool_(*decoder.pool_) {
+    query_scale_ = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(shape_.head_dim)));  // log2(e)
     lay_out(decoder.capacity_);
     for (int row = 0; row < M_; ++row) {
       if (batch.scored[begin + row]) scored_.push_back(row);
@@ -51,7 +52,7 @@ class Decoder::Step {
     costs_.push_back(0);
     for (int row = 0; row < M_; ++row) {
       // blocks of keys, and about one block's worth of beginning and ending
-      costs_.push_back(costs_.back() + batch.views[begin + row].count / kBlockRows + 2);
+      costs_.push_back(costs_.back() + batch.views[begin + row].count / kTileRows + 2);
     }
   }
 
@@ -168,37 +169,34 @@ class Decoder::Step {
         place_key(index, head - shape_.heads, row);
       }
     }
+    const Cut first = cut(thread);
+    kernels_.expect(attention_of(index), first.head, first.query);
   }
 
-  void turn(float* x, const std::vector<float>& norm, int row) const {
+  // A head of one row, normed where the model norms queries and keys.
+  float* head_of(const std::vector<float>& norm, int row, int head) const {
+    float* x = qkv_ + row * qkv_stride_ + static_cast<std::int64_t>(head) * shape_.head_dim;
     if (!norm.empty()) kernels_.rms_norm(x, norm.data(), shape_.head_dim, shape_.norm_eps, x);
-    const std::int64_t position = batch_.positions_of[begin_ + row];
-    rotate(x, decoder_.rope_.cosines(position), decoder_.rope_.sines(position), shape_.head_dim / 2);
+    return x;
+  }
+
+  Position position(int row) const {
+    const std::int64_t at = batch_.positions_of[begin_ + row];
+    return {decoder_.rope_.cosines(at), decoder_.rope_.sines(at), shape_.head_dim, padded_head(shape_)};
   }
 
   void place_query(int index, int head, int row) {
-    const int d = shape_.head_dim, dp = padded_head(shape_), group = shape_.heads / shape_.kv_heads;
-    float* x = qkv_ + row * qkv_stride_ + static_cast<std::int64_t>(head) * d;
-    turn(x, weights_.layers[index].q_norm, row);
-    const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(d)));  // log2(e) / sqrt(d)
-    for (int i = 0; i < d; ++i) x[i] *= scale;
+    const int group = shape_.heads / shape_.kv_heads;
+    const float* query = head_of(weights_.layers[index].q_norm, row, head);
     const std::int64_t place = (static_cast<std::int64_t>(head / group) * M_ + row) * group + head % group;
-    if (pairs()) {
-      auto* to = reinterpret_cast<std::uint16_t*>(queries_) + place * dp;
-      to_bf16(x, d, to);
-      for (int i = d; i < dp; ++i) to[i] = 0;
-    } else {
-      float* to = queries_ + place * dp;
-      std::memcpy(to, x, d * sizeof(float));
-      for (int i = d; i < dp; ++i) to[i] = 0.0f;
-    }
+    auto* to = reinterpret_cast<std::uint8_t*>(queries_) + place * padded_head(shape_) * (pairs() ? 2 : 4);
+    kernels_.put_query(query, position(row), query_scale_, pairs(), to);
   }
 
   void place_key(int index, int head, int row) {
-    const std::int64_t d = shape_.head_dim;
-    float* key = qkv_ + row * qkv_stride_ + (shape_.heads + head) * d;
-    turn(key, weights_.layers[index].k_norm, row);
-    decoder_.cache_.put(index, batch_.slots[begin_ + row], head, key, key + shape_.kv_heads * d);
+    const float* key = head_of(weights_.layers[index].k_norm, row, shape_.heads + head);
+    const float* value = key + static_cast<std::int64_t>(shape_.kv_heads) * shape_.head_dim;
+    kernels_.put_row(decoder_.cache_.layer(index), batch_.slots[begin_ + row], head, key, value, position(row));
   }
 
   bool pairs() const { return kernels_.pairs && decoder_.cache_.layer(0).format != KvFormat::fp32; }
@@ -219,21 +217,25 @@ class Decoder::Step {
     return {head, static_cast<int>(row * group + (rest - costs_[row] * group) / of_row)};
   }
 
+  Attention attention_of(int index) const {
+    return {decoder_.cache_.layer(index),
+            batch_.feeds.data(),
+            batch_.views.data() + begin_,
+            batch_.tails.data(),
+            queries_,
+            attended_,
+            heads_stride_,
+            batch_.page_size(),
+            M_,
+            shape_.heads / shape_.kv_heads,
+            shape_.head_dim,
+            padded_head(shape_),
+            pairs()};
+  }
+
   void attend(int index, int thread) {
     const int group = shape_.heads / shape_.kv_heads;
-    Attention attention{decoder_.cache_.layer(index),
-                        batch_.feeds.data(),
-                        batch_.views.data() + begin_,
-                        batch_.tails.data(),
-                        queries_,
-                        attended_,
-                        heads_stride_,
-                        batch_.page_size(),
-                        M_,
-                        group,
-                        shape_.head_dim,
-                        padded_head(shape_),
-                        pairs()};
+    const Attention attention = attention_of(index);
     const Cut from = cut(thread), to = cut(thread + 1);
     for (int head = from.head; head <= to.head && head < shape_.kv_heads; ++head) {
       const int begin = head == from.head ? from.query : 0;
@@ -284,6 +286,7 @@ class Decoder::Step {
   float* hidden_;
   const RowKernels& kernels_;
   Pool& pool_;
+  float query_scale_;                // into attention's units of log 2
   std::vector<int> scored_;          // rows of this pass
   std::vector<std::int64_t> costs_;  // [M + 1] of attention, summed
   std::int64_t h_stride_, qkv_stride_, heads_stride_, gated_stride_;

@@ -22,12 +22,4 @@ void Rope::reserve(std::int64_t positions) {
   positions_ = grown;
 }
 
-void rotate(float* x, const float* cosines, const float* sines, int half) {
-  for (int i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    x[i] = a * cosines[i] - b * sines[i];
-    x[i + half] = b * cosines[i] + a * sines[i];
-  }
-}
-
 }  // namespace outrider

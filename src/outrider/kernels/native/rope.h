@@ -25,7 +25,4 @@ class Rope {
   std::vector<float> tables_;  // [positions][2][d / 2]
 };
 
-// Turns the pairs (i, i + d / 2) of x [d], in place.
-void rotate(float* x, const float* cosines, const float* sines, int half);
-
 }  // namespace outrider

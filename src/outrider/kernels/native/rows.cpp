@@ -30,8 +30,8 @@ const RowKernels& row_kernels() {
 }
 
 std::size_t attention_scratch(int padded) {
-  // two tiles gathered and two converted, keys and values, and the state of at most eight queries
-  return static_cast<std::size_t>(padded) * kBlockRows * 2 * sizeof(float) * 2 + 8 * (padded + 64) * sizeof(float);
+  // a tile gathered and one converted, keys and values, their scales, and the sums and weights of at most eight queries
+  return (4 * kTileRows * static_cast<std::size_t>(padded) + 2 * kTileRows + 8 * (padded + kTileRows)) * sizeof(float);
 }
 
 }  // namespace outrider

@@ -11,6 +11,6 @@ constexpr int kColumns = 2;
 
 namespace outrider {
 
-RowKernels avx2_row_kernels() { return {rms_norm, attend, false}; }
+RowKernels avx2_row_kernels() { return {rms_norm, attend, expect, put_query, put_row, false}; }
 
 }  // namespace outrider

@@ -16,6 +16,6 @@ constexpr int kColumns = 4;  // vectors of values
 
 namespace outrider {
 
-RowKernels avx512_row_kernels() { return {rms_norm, attend, true}; }
+RowKernels avx512_row_kernels() { return {rms_norm, attend, expect, put_query, put_row, true}; }
 
 }  // namespace outrider

@@ -11,6 +11,6 @@ constexpr int kColumns = 1;
 
 namespace outrider {
 
-RowKernels portable_row_kernels() { return {rms_norm, attend, false}; }
+RowKernels portable_row_kernels() { return {rms_norm, attend, expect, put_query, put_row, false}; }
 
 }  // namespace outrider

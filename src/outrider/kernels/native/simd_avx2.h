@@ -25,11 +25,16 @@ inline F operator*(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F larger(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 
-inline float largest(F x) {
-  const __m256 b = _mm256_max_ps(x.a, x.b);
-  const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-  const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
-  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+inline F largest(F x) {
+  __m256 y = _mm256_max_ps(x.a, x.b);
+  y = _mm256_max_ps(y, _mm256_permute2f128_ps(y, y, 1));
+  y = _mm256_max_ps(y, _mm256_permute_ps(y, 0x4e));
+  y = _mm256_max_ps(y, _mm256_permute_ps(y, 0xb1));
+  return {y, y};
+}
+inline bool differ(F x, F y) {
+  const __m256 a = _mm256_cmp_ps(x.a, y.a, _CMP_NEQ_UQ), b = _mm256_cmp_ps(x.b, y.b, _CMP_NEQ_UQ);
+  return _mm256_movemask_ps(_mm256_or_ps(a, b)) != 0;
 }
 
 inline F first(int count, F x, float other) {
@@ -54,17 +59,16 @@ inline void split(F x, F& whole, F& rest) {
   rest = x - whole;
 }
 
+constexpr float kLowest = -127.0f;
+
 inline F scale_by_power(F x, F whole) {
   const __m256i a = _mm256_slli_epi32(_mm256_cvtps_epi32(whole.a), 23);
   const __m256i b = _mm256_slli_epi32(_mm256_cvtps_epi32(whole.b), 23);
-  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), a)),
-          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), b))};
-}
-
-inline F zero_below(F x, float limit, F y) {
-  const __m256 l = _mm256_set1_ps(limit);
-  return {_mm256_and_ps(_mm256_cmp_ps(x.a, l, _CMP_NLT_UQ), y.a),
-          _mm256_and_ps(_mm256_cmp_ps(x.b, l, _CMP_NLT_UQ), y.b)};
+  const __m256 lowest = _mm256_set1_ps(kLowest);
+  const __m256i scaled_a = _mm256_add_epi32(_mm256_castps_si256(x.a), a);
+  const __m256i scaled_b = _mm256_add_epi32(_mm256_castps_si256(x.b), b);
+  return {_mm256_and_ps(_mm256_cmp_ps(whole.a, lowest, _CMP_GT_OQ), _mm256_castsi256_ps(scaled_a)),
+          _mm256_and_ps(_mm256_cmp_ps(whole.b, lowest, _CMP_GT_OQ), _mm256_castsi256_ps(scaled_b))};
 }
 
 inline void unpack_bf16(const std::uint16_t* p, F& even, F& odd) {

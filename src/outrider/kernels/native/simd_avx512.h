@@ -21,7 +21,13 @@ inline F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F larger(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
-inline float largest(F a) { return _mm512_reduce_max_ps(a.v); }
+inline F largest(F a) {
+  __m512 x = _mm512_max_ps(a.v, _mm512_shuffle_f32x4(a.v, a.v, 0x4e));
+  x = _mm512_max_ps(x, _mm512_shuffle_f32x4(x, x, 0xb1));
+  x = _mm512_max_ps(x, _mm512_permute_ps(x, 0x4e));
+  return {_mm512_max_ps(x, _mm512_permute_ps(x, 0xb1))};
+}
+inline bool differ(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NEQ_UQ) != 0; }
 
 inline F first(int count, F a, float other) {
   const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
@@ -40,15 +46,9 @@ inline void split(F x, F& whole, F& rest) {
   rest.v = _mm512_sub_ps(x.v, whole.v);
 }
 
-inline F scale_by_power(F x, F whole) {
-  const __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(whole.v), 23);
-  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), exponent))};
-}
+constexpr float kLowest = -200.0f;  // 2^-200 is 0 once rounded
 
-inline F zero_below(F x, float limit, F a) {
-  const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ);
-  return {_mm512_maskz_mov_ps(keep, a.v)};
-}
+inline F scale_by_power(F x, F whole) { return {_mm512_scalef_ps(x.v, whole.v)}; }
 
 inline void unpack_bf16(const std::uint16_t* p, F& even, F& odd) {
   const __m512i x = _mm512_loadu_si512(p);

@@ -52,10 +52,17 @@ inline F larger(const F& a, const F& b) {
   for (int i = 0; i < 16; ++i) r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return r;
 }
-inline float largest(const F& a) {
+// the largest element, in all places
+inline F largest(const F& a) {
   float r = a.v[0];
   for (int i = 1; i < 16; ++i) r = a.v[i] > r ? a.v[i] : r;
-  return r;
+  return all(r);
+}
+inline bool differ(const F& a, const F& b) {
+  for (int i = 0; i < 16; ++i) {
+    if (!(a.v[i] == b.v[i])) return true;
+  }
+  return false;
 }
 // the first `count` elements of a, `other` in place of the rest
 inline F first(int count, const F& a, float other) {
@@ -78,22 +85,19 @@ inline void split(const F& x, F& whole, F& rest) {
     rest.v[i] = x.v[i] - whole.v[i];
   }
 }
-// x * 2^whole, where that is neither denormal nor infinite
+// The exponent at which `scale_by_power` gives 0, and which is its smallest.
+constexpr float kLowest = -127.0f;
+
+// x * 2^whole for x in [1/2, 2] and whole in [kLowest, 0]
 inline F scale_by_power(const F& x, const F& whole) {
   F r;
   for (int i = 0; i < 16; ++i) {
     std::uint32_t bits;
     std::memcpy(&bits, &x.v[i], 4);
-    // through uint32: a NaN or infinity in `whole` was cleared before, and shifting must not overflow
-    bits += static_cast<std::uint32_t>(static_cast<std::int32_t>(whole.v[i])) << 23;
+    bits += static_cast<std::uint32_t>(static_cast<std::int32_t>(whole.v[i])) << 23;  // in uint32 it may wrap
     std::memcpy(&r.v[i], &bits, 4);
+    r.v[i] = whole.v[i] > kLowest ? r.v[i] : 0.0f;
   }
-  return r;
-}
-// a where x >= limit or x is NaN, else 0
-inline F zero_below(const F& x, float limit, const F& a) {
-  F r;
-  for (int i = 0; i < 16; ++i) r.v[i] = x.v[i] < limit ? 0.0f : a.v[i];
   return r;
 }
 // 16 pairs of bf16: the first of each pair, and the second
