@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from contenders.base import Absent, Setup, Spec
+from contenders.quiet import foreign_share, usage
 from contenders.race import Plan, Task, race
 from contenders.report import summarise, table
 from contenders.worker import ENGINES, Worker
@@ -26,6 +27,7 @@ from convert_gguf import DEFAULT_FOLDER
 HERE = Path(__file__).parent
 PARTS = ("text", "prefill", "steps")
 ROWS = (1, 2, 4, 8, 16, 32)
+QUIET = 0.05  # part of the machine that others may use; above it a run is not to be trusted
 CONTEXT = 256  # tokens before a step, and of the prompt of a prefill
 
 
@@ -176,7 +178,10 @@ def main() -> int:
         setup = Setup(files.path, files.quantisation, options.threads, options.context, options.cache)
         absent: dict[str, str] = {}
         workers = start(names, setup, absent)
+        processes = [worker.process for worker in workers.values()]
+        before = usage(processes)
         done = race(workers, plan, say)
+        foreign = foreign_share(before, usage(processes))
         absent |= done.out
         entries = summarise(done, plan, {name: worker.settings for name, worker in workers.items()})
     except ValueError as error:  # all refusals of ours are
@@ -191,12 +196,18 @@ def main() -> int:
         print(f"no steps by rows: {name}: {reason}")
     for name, reason in absent.items():
         print(f"left out: {name}: {reason}")
+    if foreign is None:
+        print("whether other processes ran meanwhile is not known")
+    else:
+        verdict = "" if foreign <= QUIET else f": more than {QUIET:.0%}, do not trust these figures"
+        print(f"other processes used {foreign:.1%} of the machine{verdict}")
     report = {
         "model": {"name": files.name, "quantisation": files.quantisation, "sha256": files.sha256()},
         "prompts": len(plan.tasks),
         "max_tokens": options.max_tokens,
         "repeats": options.repeat,
         "threads": options.threads,
+        "foreign_cpu_share": foreign,
         "contenders": entries,
         "absent": [{"name": name, "reason": reason} for name, reason in absent.items()],
         "machine": environment.machine(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import peers  # noqa: E402
 from contenders import huggingface, llama_cpp_python, openvino_genai_pipeline  # noqa: E402
 from contenders.base import Absent, Generation, Setup, Spec  # noqa: E402
+from contenders.quiet import Usage, foreign_share, usage  # noqa: E402
 from contenders.race import Plan, Task, race  # noqa: E402
 from contenders.report import rival_of, summarise, table  # noqa: E402
 from contenders.worker import Worker  # noqa: E402
@@ -255,6 +257,26 @@ def test_a_worker_that_cannot_start_says_why(model: Path) -> None:
         Worker(Spec("outrider", "fp7"), Setup(model, "Q4_1"))
 
 
+def test_the_share_of_others_is_what_is_busy_and_not_ours() -> None:
+    """200 ticks of two cores: 150 at work, 130 of them ours. No answer where the system gave none."""
+    before, after = Usage(1000, 400, 50), Usage(1200, 550, 180)
+    assert foreign_share(before, after) == pytest.approx(0.1)
+    assert foreign_share(before, Usage(1200, 530, 181)) == 0.0
+    assert foreign_share(None, after) is None
+    assert foreign_share(before, None) is None
+
+
+def test_usage_is_read_from_the_system(tmp_path: Path) -> None:
+    """Guest time is not counted twice, a name with brackets and spaces misleads nobody, an ended process gives None."""
+    (tmp_path / "stat").write_text("cpu  10 20 30 400 5 6 7 8 9 10\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    for pid, name in ((os.getpid(), "python"), (77, "a) b (c")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S " + " ".join(map(str, range(4, 30))))
+    # fields 14 and 15 of a process, the state being the third
+    assert usage([77], tmp_path) == Usage(total=486, busy=81, ours=2 * (14 + 15))
+    assert usage([78], tmp_path) is None
+
+
 def test_the_command_writes_its_report(model: Path, tmp_path: Path) -> None:
     """One run on a tiny model: exit code 0, the table, who was left out and why, and the report as JSON."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
@@ -270,6 +292,7 @@ def test_the_command_writes_its_report(model: Path, tmp_path: Path) -> None:
     assert set(report["contenders"][0]["step_ms"]) == {str(rows) for rows in peers.ROWS}
     assert report["absent"][0]["name"] == "outrider:fp7:plain"
     assert "left out: outrider:fp7:plain" in done.stdout
+    assert report["foreign_cpu_share"] is None or 0 <= report["foreign_cpu_share"] <= 1
 
 
 def test_the_shipped_prompts_have_every_category() -> None:
@@ -280,4 +303,4 @@ def test_the_shipped_prompts_have_every_category() -> None:
     }
     assert set(counts) == {"story", "question", "code edit", "copy", "summary"}
     assert min(counts.values()) >= 2
-    assert len({line["messages"][0]["content"] for line in lines}) == len(lines)
+    assert len({json.dumps(line.get("messages", line.get("prompt"))) for line in lines}) == len(lines)

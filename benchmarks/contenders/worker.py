@@ -42,6 +42,12 @@ class Worker:
         out: dict[int, list[float]] = self._answer()
         return out
 
+    @property
+    def process(self) -> int:
+        """The id of its process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def close(self) -> None:
         self._pipe.close()  # its loop ends there
         self._process.join(5)
