@@ -61,33 +61,32 @@ OUTRIDER_OP void ask_share(const std::uint8_t* ahead, int index, int lines, int 
 constexpr int sharers_of(int chunks) { return chunks >= 8 ? 8 : chunks >= 4 ? 4 : chunks >= 2 ? 2 : 1; }
 
 // --- chunks: R rows x B blocks of 16 columns over one group or a run of blocks ------------------------------------------
-// The chunk's first row and column within the tile and the unit; w, a: the weights of the unit and the activations of
-// the tile from block g on; acc: [R][32] sums from the first row and column on; ahead: what to prefetch, as the
-// `index`-th chunk.
+// w: the unit's weights from block g on; a: the activations of the chunk's first row from there on, `stride` bytes from
+// row to row; column: the chunk's first; acc: [R][32] sums from there on; ahead: what to prefetch, as `index`-th chunk.
 
 struct Place {
-  int row, column, g, blocks;
+  int column, g, blocks, index;
+  std::size_t stride;
 };
 
 struct Fp32 {
-  static constexpr std::size_t kWeights = 16 * kUnit * 4, kActivations = 16 * kTile * 4, kRowBytes = 16 * 4;
+  static constexpr std::size_t kWeights = 16 * kUnit * 4, kActivations = 16 * 4;
   static constexpr int kRun = 2;
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc,
-                                    const std::uint8_t* ahead, int index) {
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
+                                    const std::uint8_t* ahead) {
     w += 4 * at.column;
-    a += kRowBytes * at.row;
     Floats sum[R][B];
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
     for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
       OUTRIDER_LOOP for (int k = 0; k < 16; ++k) {
         Floats x[B];
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = load(reinterpret_cast<const float*>(w + k * kUnit * 4 + 64 * b));
-        ask_share<sharers>(ahead, index, kWeights / kLine, k);
+        ask_share<sharers>(ahead, at.index, kWeights / kLine, k);
         OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-          const Floats y = spread(reinterpret_cast<const float*>(a + kRowBytes * r + 4 * k));
+          const Floats y = spread(reinterpret_cast<const float*>(a + at.stride * r + 4 * k));
           OUTRIDER_UNROLL for (int b = 0; b < B; ++b) add_product(sum[r][b], x[b], y);
         }
       }
@@ -97,24 +96,23 @@ struct Fp32 {
 
 // bf16 weights with bf16 activations, where the processor multiplies pairs of them.
 struct Bf16 {
-  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * kTile * 2, kRowBytes = 32 * 2;
+  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * 2;
   static constexpr int kRun = 2;
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc,
-                                    const std::uint8_t* ahead, int index) {
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
+                                    const std::uint8_t* ahead) {
     w += 4 * at.column;
-    a += kRowBytes * at.row;
     Floats sum[R][B];
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
     for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
       OUTRIDER_LOOP for (int k = 0; k < 16; ++k) {
         Bytes x[B];
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = load_bytes(w + k * kUnit * 4 + 64 * b);
-        ask_share<sharers>(ahead, index, kWeights / kLine, k);
+        ask_share<sharers>(ahead, at.index, kWeights / kLine, k);
         OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-          const Right y = right(a + kRowBytes * r + 4 * k);
+          const Right y = right(a + at.stride * r + 4 * k);
           OUTRIDER_UNROLL for (int b = 0; b < B; ++b) add_pairs(sum[r][b], x[b], y);
         }
       }
@@ -122,28 +120,26 @@ struct Bf16 {
   }
 };
 
-// bf16 weights widened to fp32, with fp32 activations in blocks of 16: two to a block of weights.
+// bf16 weights widened to fp32, with fp32 activations.
 struct WideBf16 {
-  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * kTile * 4, kRowBytes = 16 * 4;
+  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * 4;
   static constexpr int kRun = 2;
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc,
-                                    const std::uint8_t* ahead, int index) {
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
+                                    const std::uint8_t* ahead) {
     w += 4 * at.column;
-    a += kRowBytes * at.row;
     Floats sum[R][B];
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
     for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
       OUTRIDER_LOOP for (int k = 0; k < 16; ++k) {
-        const std::uint8_t* y = a + k / 8 * (16 * kTile * 4) + k % 8 * 8;
         Floats even[B], odd[B];
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) widen(w + k * kUnit * 4 + 64 * b, even[b], odd[b]);
-        ask_share<sharers>(ahead, index, kWeights / kLine, k);
+        ask_share<sharers>(ahead, at.index, kWeights / kLine, k);
         OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-          const Floats first = spread(reinterpret_cast<const float*>(y + kRowBytes * r));
-          const Floats second = spread(reinterpret_cast<const float*>(y + kRowBytes * r + 4));
+          const Floats first = spread(reinterpret_cast<const float*>(a + at.stride * r + 8 * k));
+          const Floats second = spread(reinterpret_cast<const float*>(a + at.stride * r + 8 * k + 4));
           OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
             add_product(sum[r][b], even[b], first);
             add_product(sum[r][b], odd[b], second);
@@ -157,33 +153,31 @@ struct WideBf16 {
 template <int G>
 struct Int8 {
   static constexpr std::size_t kScales = 64, kWeights = kScales + G * kUnit;
-  static constexpr std::size_t kActivations = kInt8ActivationHeader + G * kTile, kRowBytes = G;
+  static constexpr std::size_t kActivations = kInt8ActivationHeader + G;
   static constexpr int kRun = 1;
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* tile, Place at, float* acc,
-                                    const std::uint8_t* ahead, int index) {
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* head, const Place& at, float* acc,
+                                    const std::uint8_t* ahead) {
     const std::uint8_t* w = group + kScales + 4 * at.column;
-    const std::uint8_t* a = tile + kInt8ActivationHeader + kRowBytes * at.row;
-    const float* scales = reinterpret_cast<const float*>(tile) + at.row;
-    const std::int32_t* start = reinterpret_cast<const std::int32_t*>(tile) + kTile + at.row;
+    const std::uint8_t* a = head + kInt8ActivationHeader;
     Ints sum[R][B];
-    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = kSigned ? zero_ints() : spread(start + r);
-    if (index == 0) ask(ahead + G * kUnit);
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = kSigned ? zero_ints() : spread(reinterpret_cast<const std::int32_t*>(head + at.stride * r + 4));
+    if (at.index == 0) ask(ahead + G * kUnit);
     OUTRIDER_LOOP for (int k = 0; k < G / 4; ++k) {
       Left x[B];
       OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = left(load_bytes(w + k * kUnit * 4 + 64 * b));
-      ask_share<sharers>(ahead, index, G * kUnit / kLine, k);
+      ask_share<sharers>(ahead, at.index, G * kUnit / kLine, k);
       OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-        const Right y = right(a + kRowBytes * r + 4 * k);
+        const Right y = right(a + at.stride * r + 4 * k);
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) dot(sum[r][b], x[b], y);
       }
     }
     Floats weight[B];
     OUTRIDER_UNROLL for (int b = 0; b < B; ++b) weight[b] = load_halves(group + 2 * at.column + 32 * b);
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-      const Floats scale = spread(scales + r);
+      const Floats scale = spread(reinterpret_cast<const float*>(head + at.stride * r));
       OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
         float* y = acc + 32 * r + 16 * b;
         store(y, fma(to_floats(sum[r][b]), mul(weight[b], scale), load(y)));
@@ -197,7 +191,7 @@ template <Scales S>
 struct Int4 {
   static constexpr std::size_t kScales = S == Scales::halves ? 128 : S == Scales::floats ? 256 : 64;
   static constexpr std::size_t kWeights = kScales + kInt4Group;
-  static constexpr std::size_t kActivations = kInt4ActivationHeader + 32 * kTile, kRowBytes = 32;
+  static constexpr std::size_t kActivations = kInt4ActivationHeader + 32;
   static constexpr int kRun = 1;
   // `packed` has a header in front of each 8 groups.
   static std::size_t lead(int g) { return S == Scales::packed && g % 8 == 0 ? kPackedHeader : 0; }
@@ -214,23 +208,21 @@ struct Int4 {
   }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* tile, Place at, float* acc,
-                                    const std::uint8_t* ahead, int index) {
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* head, const Place& at, float* acc,
+                                    const std::uint8_t* ahead) {
     const std::uint8_t* w = group + kScales + 4 * at.column;
-    const std::uint8_t* a = tile + kInt4ActivationHeader + kRowBytes * at.row;
+    const std::uint8_t* a = head + kInt4ActivationHeader;
     const std::uint8_t* header = group - static_cast<std::size_t>(at.g % 8) * kWeights - kPackedHeader;
-    const float* scales = reinterpret_cast<const float*>(tile) + at.row;
-    const std::int32_t* start = reinterpret_cast<const std::int32_t*>(tile) + kTile + at.row;
     Ints sum[R][B];
-    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = S == Scales::half ? spread(start + r) : zero_ints();
-    if (index == 0)
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = S == Scales::half ? spread(reinterpret_cast<const std::int32_t*>(head + at.stride * r + 4)) : zero_ints();
+    if (at.index == 0)
       OUTRIDER_UNROLL for (std::size_t i = 0; i < kScales; i += kLine) ask(ahead + kInt4Group + i);
     OUTRIDER_UNROLL for (int j = 0; j < 4; ++j) {
       Nibbles low[B], high[B];
       OUTRIDER_UNROLL for (int b = 0; b < B; ++b) split_nibbles(load_bytes(w + j * kUnit * 4 + 64 * b), low[b], high[b]);
-      ask_share<sharers>(ahead, index, kInt4Group / kLine, j);
+      ask_share<sharers>(ahead, at.index, kInt4Group / kLine, j);
       OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-        const Right y = right(a + kRowBytes * r + 8 * j), z = right(a + kRowBytes * r + 8 * j + 4);
+        const Right y = right(a + at.stride * r + 8 * j), z = right(a + at.stride * r + 8 * j + 4);
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) dot(sum[r][b], low[b], y);
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) dot(sum[r][b], high[b], z);
       }
@@ -241,7 +233,8 @@ struct Int4 {
       if constexpr (S != Scales::half) offset[b] = offset_of(group, header, at.column + 16 * b);
     }
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-      const Floats scale = spread(scales + r), scaled_sum = spread(scales + 2 * kTile + r);
+      const float* scales = reinterpret_cast<const float*>(head + at.stride * r);
+      const Floats scale = spread(scales), scaled_sum = spread(scales + 2);
       OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
         float* y = acc + 32 * r + 16 * b;
         Floats value = fma(to_floats(sum[r][b]), mul(weight[b], scale), load(y));
@@ -257,19 +250,19 @@ struct Int4 {
 
 constexpr int chunks(int rows) { return (rows + kRows - 1) / kRows * (2 / kBlocks); }
 
-// Rows [row, R) of a tile over `blocks` blocks from g on: chunk after chunk, kRows rows and kBlocks blocks of columns each.
+// Rows [row, R) of a tile: chunk after chunk, kRows rows and kBlocks blocks of columns each.
 template <class Op, int R, int count, int row = 0>
-OUTRIDER_OP void tile_rows(const std::uint8_t* w, const std::uint8_t* a, int g, int blocks, float* acc, int index) {
+OUTRIDER_OP void tile_rows(const std::uint8_t* w, const std::uint8_t* a, Place at, float* acc) {
   if constexpr (row < R) {
     constexpr int here = R - row < kRows ? R - row : kRows;
-    for (int column = 0; column < kUnit; column += 16 * kBlocks, ++index)
-      Op::template chunk<here, kBlocks, sharers_of(count)>(w, a, {row, column, g, blocks}, acc + 32 * row + column, w + kAhead, index);
-    tile_rows<Op, R, count, row + kRows>(w, a, g, blocks, acc, index);
+    for (at.column = 0; at.column < kUnit; at.column += 16 * kBlocks, ++at.index)
+      Op::template chunk<here, kBlocks, sharers_of(count)>(w, a, at, acc + 32 * row + at.column, w + kAhead);
+    tile_rows<Op, R, count, row + kRows>(w, a + at.stride * here, at, acc);
   }
 }
 
 template <class Op, int R0, int R1>
-void unit(const LinearView& v, const std::uint8_t* w, const std::uint8_t* a, std::size_t tile, float* acc) {
+void unit(const LinearView& v, const std::uint8_t* w, const std::uint8_t* a, std::size_t stride, float* acc) {
   constexpr int count = chunks(R0) + chunks(R1);
   for (int i = 0; i < (R0 + R1) * 2; ++i) {
     store(acc + 16 * i, zero_floats());
@@ -280,8 +273,8 @@ void unit(const LinearView& v, const std::uint8_t* w, const std::uint8_t* a, std
   for (int g = 0; g < v.groups; g += run) {
     const int blocks = g + run < v.groups ? run : v.groups - g;
     w += Op::lead(g);
-    tile_rows<Op, R0, count>(w, a, g, blocks, acc, 0);
-    if constexpr (R1 > 0) tile_rows<Op, R1, count>(w, a + tile, g, blocks, acc + 32 * R0, chunks(R0));
+    tile_rows<Op, R0, count>(w, a, {0, g, blocks, 0, stride}, acc);
+    if constexpr (R1 > 0) tile_rows<Op, R1, count>(w, a + R0 * stride, {0, g, blocks, chunks(R0), stride}, acc + 32 * R0);
     w += static_cast<std::size_t>(run) * Op::kWeights;
     a += static_cast<std::size_t>(run) * Op::kActivations;
   }
@@ -373,17 +366,28 @@ void finish(const LinearView& v, int u, const float* acc, int rows, float* y, st
   }
 }
 
+// What the stream's own prefetches come too late for: the first weights, and activations that another thread prepared.
+void ask_first(const LinearView& v, const std::uint8_t* activations, int M, int unit_begin, int unit_end) {
+  const std::size_t weights = static_cast<std::size_t>(unit_end - unit_begin) * v.unit_bytes;
+  const std::uint8_t* w = v.data + static_cast<std::size_t>(unit_begin) * v.unit_bytes;
+  for (std::size_t i = 0; i < kAhead && i < weights; i += kLine) ask(w + i);
+  if (M > kBlock) return;
+  const std::size_t bytes = static_cast<std::size_t>(M) * row_stride(v);
+  for (std::size_t i = 0; i < bytes; i += kLine) ask(activations + i);
+}
+
 void multiply_here(const LinearView& v, const std::uint8_t* activations, int M, int unit_begin, int unit_end, float* y,
                    std::int64_t ldy, Epilogue epilogue) {
   alignas(64) float acc[kBlock * kUnit];
-  const std::size_t tile = tile_bytes(v);
+  const std::size_t stride = row_stride(v);
   const UnitFunction whole = unit_for(v, M < kBlock ? M : kBlock);
   const UnitFunction rest = M % kBlock == 0 ? whole : unit_for(v, M % kBlock);
+  ask_first(v, activations, M, unit_begin, unit_end);
   for (int u = unit_begin; u < unit_end; ++u) {
     const std::uint8_t* w = v.data + static_cast<std::size_t>(u) * v.unit_bytes;
     for (int m = 0; m < M; m += kBlock) {
       const int rows = M - m < kBlock ? M - m : kBlock;
-      (rows == kBlock ? whole : rest)(v, w, activations + static_cast<std::size_t>(m / kTile) * tile, tile, acc);
+      (rows == kBlock ? whole : rest)(v, w, activations + static_cast<std::size_t>(m) * stride, stride, acc);
       finish(v, u, acc, rows, y + m * ldy, ldy, epilogue);
     }
   }
@@ -391,37 +395,32 @@ void multiply_here(const LinearView& v, const std::uint8_t* activations, int M, 
 
 // --- activations --------------------------------------------------------------------------------------------------------
 
-// [K / block][8][block] floats, zeros beyond K.
-void prepare_floats(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
+void prepare_floats(const LinearView& v, const float* x, std::uint8_t* row) {
   const std::int64_t padded = static_cast<std::int64_t>(v.groups) * (v.format == Format::fp32 ? 16 : 32);
-  float* out = reinterpret_cast<float*>(tile) + 16 * lane;
+  float* out = reinterpret_cast<float*>(row);
   std::int64_t k = 0;
-  for (; k + 16 <= v.k; k += 16) store(out + k * kTile, load(x + k));
-  for (; k < padded; ++k) out[k / 16 * 16 * kTile + k % 16] = k < v.k ? x[k] : 0.0f;
+  for (; k + 16 <= v.k; k += 16) store(out + k, load(x + k));
+  for (; k < padded; ++k) out[k] = k < v.k ? x[k] : 0.0f;
 }
 
 template <class Vector>  // Floats, where store_bf16() takes them
-void prepare_bf16(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
-  std::uint8_t* out = tile + Bf16::kRowBytes * static_cast<std::size_t>(lane);
+void prepare_bf16(const LinearView& v, const float* x, std::uint8_t* row) {
+  const std::int64_t padded = static_cast<std::int64_t>(v.groups) * 32;
   std::int64_t k = 0;
-  for (int g = 0; g < v.groups; ++g, out += Bf16::kActivations)
-    for (int half = 0; half < 2; ++half, k += 16) {
-      if (k + 16 <= v.k) {
-        store_bf16(out + 32 * half, Vector(load(x + k)));
-        continue;
-      }
-      alignas(64) float last[16] = {};
-      for (int i = 0; k + i < v.k; ++i) last[i] = x[k + i];
-      store_bf16(out + 32 * half, Vector(load(last)));
-    }
+  for (; k + 16 <= v.k; k += 16) store_bf16(row + 2 * k, Vector(load(x + k)));
+  for (; k < padded; k += 16) {
+    alignas(64) float last[16] = {};
+    for (std::int64_t i = k; i < v.k && i < k + 16; ++i) last[i - k] = x[i];
+    store_bf16(row + 2 * k, Vector(load(last)));
+  }
 }
 
 // Scale = largest / 127 of each group, integers rounded to nearest even, and their sums.
 template <int G>
-void prepare_ints(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
+void prepare_ints(const LinearView& v, const float* x, std::uint8_t* row) {
   const bool four = v.format == Format::int4;
   const std::size_t header = four ? kInt4ActivationHeader : kInt8ActivationHeader;
-  for (int g = 0; g < v.groups; ++g, x += G, tile += header + G * kTile) {
+  for (int g = 0; g < v.groups; ++g, x += G, row += header + G) {
     Floats part[G / 16], largest = zero_floats();
     OUTRIDER_UNROLL for (int i = 0; i < G / 16; ++i) {
       part[i] = load(x + 16 * i);
@@ -429,33 +428,28 @@ void prepare_ints(const LinearView& v, const float* x, std::uint8_t* tile, int l
     }
     const float peak = highest(largest);
     const bool zero = peak < 1e-30f;  // 127 / peak must stay finite
-    const float scale = zero ? 0.0f : peak * (1.0f / 127.0f);
     const Floats inverse = spread(zero ? 0.0f : 127.0f / peak);
     Ints sums = zero_ints();
-    std::uint8_t* out = tile + header + static_cast<std::size_t>(lane) * G;
     OUTRIDER_UNROLL for (int i = 0; i < G / 16; ++i) {
       const Ints q = to_ints(mul(part[i], inverse));
       sums = add(sums, q);
-      store_small(out + 16 * i, q);
+      store_small(row + header + 16 * i, q);
     }
     const std::int32_t sum = total(sums);
-    float* scales = reinterpret_cast<float*>(tile) + lane;
-    std::int32_t* start = reinterpret_cast<std::int32_t*>(tile) + kTile + lane;
-    *scales = scale;
-    *start = (four ? -8 : -128) * sum;
-    if (four) scales[2 * kTile] = scale * static_cast<float>(sum);
+    float* scale = reinterpret_cast<float*>(row);
+    scale[0] = zero ? 0.0f : peak * (1.0f / 127.0f);
+    reinterpret_cast<std::int32_t*>(row)[1] = (four ? -8 : -128) * sum;
+    if (four) scale[2] = scale[0] * static_cast<float>(sum);
   }
 }
 
-void prepare_here(const LinearView& v, const float* x, std::uint8_t* tile, int lane) {
-  if (v.format == Format::fp32 || (v.format == Format::bf16 && !kBf16)) return prepare_floats(v, x, tile, lane);
+void prepare_here(const LinearView& v, const float* x, std::uint8_t* row) {
+  if (v.format == Format::fp32 || (v.format == Format::bf16 && !kBf16)) return prepare_floats(v, x, row);
   if (v.format == Format::bf16) {
-    if constexpr (kBf16) prepare_bf16<Floats>(v, x, tile, lane);
+    if constexpr (kBf16) prepare_bf16<Floats>(v, x, row);
     return;
   }
-  v.group == 32 ? prepare_ints<32>(v, x, tile, lane)
-  : v.group == 64 ? prepare_ints<64>(v, x, tile, lane)
-                  : prepare_ints<128>(v, x, tile, lane);
+  v.group == 32 ? prepare_ints<32>(v, x, row) : v.group == 64 ? prepare_ints<64>(v, x, row) : prepare_ints<128>(v, x, row);
 }
 
 }  // namespace

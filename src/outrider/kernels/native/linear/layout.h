@@ -10,11 +10,12 @@
 //                  floats    the same in float
 //                  packed    before each 8 groups: d [32], m [32] half; per group: s [32], t [32] u8;
 //                            scale = d * s, offset = -(m * t)                 (Q4_K as it is, with two bytes per scale)
-// Activations: tiles of 8 rows, each one stream too, so that the rows of a tile differ by constant distances.
-//   fp32   [K16/16][8][16] float  (bf16 without bf16 multiplication: K32)
-//   bf16   [K32/32][8][32] bf16
-//   int8   [K/G] { scale [8] float ; -128 * sum [8] int32 ; [8][G] int8 }
-//   int4   [K/32] { scale [8] float ; -8 * sum [8] int32 ; scale * sum [8] float ; unused [8] ; [8][32] int8 }
+// Activations: row after row, each at a line of its own so that threads which prepare neighbours do not get in each
+// other's way.
+//   fp32   [K16] float  (bf16 without bf16 multiplication: K32)
+//   bf16   [K32] bf16
+//   int8   [K/G] { scale float ; -128 * sum int32 ; [G] int8 }
+//   int4   [K/32] { scale float ; -8 * sum int32 ; scale * sum float ; unused ; [32] int8 }
 #pragma once
 
 #include <cstddef>
@@ -26,11 +27,12 @@ namespace outrider {
 
 enum class Scales : std::uint8_t { half, halves, floats, packed };
 
-inline constexpr std::size_t kInt8ActivationHeader = 64;
-inline constexpr std::size_t kInt4ActivationHeader = 128;
+inline constexpr std::size_t kInt8ActivationHeader = 8;
+inline constexpr std::size_t kInt4ActivationHeader = 16;
 inline constexpr std::size_t kInt4Group = 512;         // nibbles of a group of a unit, in bytes
 inline constexpr std::size_t kPackedHeader = 128;      // of 8 groups
-inline constexpr int kBlock = 16;                      // rows of y computed together, at most: two tiles
+inline constexpr int kTile = 8;                        // rows that share the weights in registers, at most
+inline constexpr int kBlock = 2 * kTile;               // rows that share the weights in L1, at most
 
 // What a kernel needs to know of a Linear.
 struct LinearView {
@@ -47,12 +49,12 @@ struct LinearView {
   explicit LinearView(const Linear& linear);
 };
 
-// Bytes of a tile of 8 rows of activations.
-std::size_t tile_bytes(const LinearView& view);
+// Bytes from one row of activations to the next.
+std::size_t row_stride(const LinearView& view);
 
-// One per instruction set. `rows` of `prepare` is a pointer to the tile; `lane` the row in it.
+// One per instruction set.
 struct Kernels {
-  void (*prepare)(const LinearView& view, const float* x, std::uint8_t* tile, int lane);
+  void (*prepare)(const LinearView& view, const float* x, std::uint8_t* row);
   void (*multiply)(const LinearView& view, const std::uint8_t* activations, int M, int unit_begin, int unit_end, float* y,
                    std::int64_t ldy, Epilogue epilogue);
   bool bf16_activations;    // bf16 weights meet bf16 activations, not fp32

@@ -319,15 +319,17 @@ LinearView::LinearView(const Linear& linear)
   groups = static_cast<int>(round_up(k, block) / block);
 }
 
-std::size_t tile_bytes(const LinearView& v) {
+std::size_t row_stride(const LinearView& v) {
   const std::size_t groups = static_cast<std::size_t>(v.groups);
+  std::size_t bytes = 0;
   switch (v.format) {
-    case Format::fp32: return groups * 16 * kTile * 4;
-    case Format::bf16: return groups * 32 * kTile * (kernels().bf16_activations ? 2 : 4);
-    case Format::int8: return groups * (kInt8ActivationHeader + static_cast<std::size_t>(v.group) * kTile);
-    case Format::int4: return groups * (kInt4ActivationHeader + 32 * kTile);
+    case Format::fp32: bytes = groups * 16 * 4; break;
+    case Format::bf16: bytes = groups * 32 * (kernels().bf16_activations ? 2 : 4); break;
+    case Format::int8: bytes = groups * (kInt8ActivationHeader + static_cast<std::size_t>(v.group)); break;
+    case Format::int4: bytes = groups * (kInt4ActivationHeader + 32); break;
   }
-  return 0;
+  // An odd number of lines: rows a power of two apart would meet in the same few sets of L1.
+  return ((bytes + 63) / 64 | 1) * 64;
 }
 
 Linear::Linear(Format format, std::span<const Source> sources, const float* bias, LinearOptions options)
@@ -406,10 +408,9 @@ Activations::Activations(int max_rows, std::int64_t max_columns) : max_rows_(max
   if (max_rows < 1 || max_rows > kMaxRows || max_columns < 1)
     refuse("activations of " + std::to_string(max_rows) + " rows x " + std::to_string(max_columns) + " columns: rows from 1 to " +
            std::to_string(kMaxRows));
-  // The widest forms are fp32, padded to 32 columns, and int4 with its headers: 4 and 1.5 bytes a column.
-  const std::int64_t tiles = round_up(max_rows, kTile) / kTile;
+  // The widest form is fp32, padded to 32 columns and to an odd number of lines.
   arena_ = std::make_shared<Arena>();
-  data_ = arena_->allocate(static_cast<std::size_t>(tiles * kTile * round_up(max_columns, 32) * 4));
+  data_ = arena_->allocate(static_cast<std::size_t>(max_rows * (round_up(max_columns, 32) * 4 + 128)));
 }
 
 void Activations::prepare(const Linear& linear, const float* x, int row) {
@@ -417,7 +418,7 @@ void Activations::prepare(const Linear& linear, const float* x, int row) {
   if (row < 0 || row >= max_rows_ || view.k > max_columns_)
     refuse("row " + std::to_string(row) + " of " + std::to_string(view.k) + " columns does not fit activations of " +
            std::to_string(max_rows_) + " x " + std::to_string(max_columns_));
-  kernels().prepare(view, x, data_ + static_cast<std::size_t>(row / kTile) * tile_bytes(view), row % kTile);
+  kernels().prepare(view, x, data_ + static_cast<std::size_t>(row) * row_stride(view));
 }
 
 void multiply(const Linear& linear, const Activations& activations, int M, int unit_begin, int unit_end, float* y,

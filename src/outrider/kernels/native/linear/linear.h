@@ -52,7 +52,6 @@ struct Source {
 };
 
 inline constexpr int kUnit = 32;   // outputs of a unit, the grain of work: 32 columns of y, or 16 under SwiGLU
-inline constexpr int kTile = 8;    // rows whose activations lie together
 inline constexpr int kMaxRows = 512;  // most rows of one multiply
 
 // Memory at 2 MiB boundaries, in huge pages where the system has them, handed out piece by piece: small layers share a
