@@ -5,11 +5,12 @@ Source: Saxena 2023 (prompt lookup decoding); Yang et al. 2023 (LLMA, inference 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
-from outrider.drafters.base import Context, DrafterError, Options, Request, Stateless
+from outrider.drafters.base import Context, DrafterError, Observation, Options, Request, Stateless
 
 __all__ = ["DRAFTER"]
 
@@ -26,6 +27,7 @@ class _Index:
     """Where each run of `min_ngram` tokens of one text ended last, kept up as the text grows."""
 
     tokens: list[int] = field(default_factory=list)
+    trust: float = 0.5  # how often the first guess was right lately
     ends: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
 
@@ -37,6 +39,10 @@ class Ngram(Stateless):
     Options = NgramOptions
 
     _REMEMBERED = 8  # places kept per run of tokens
+    _PACE = 0.15  # how fast trust follows the last draft
+    # Measured on chat: a guess behind an accepted one is right 7 times in 10, and a row more costs 2 to 4 % of a step.
+    # Guesses deeper than pay by this are left out.
+    _NEXT, _COST = 0.7, 0.04
 
     def __init__(self, options: NgramOptions, context: Context) -> None:
         if not 1 <= options.min_ngram <= options.max_ngram:
@@ -50,6 +56,12 @@ class Ngram(Stateless):
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         return [self._guess(request) for request in batch]
+
+    def observe(self, step: Sequence[Observation]) -> None:
+        for seen in step:
+            index = self._indexes.get(seen.request.id)
+            if index is not None and seen.tree is not None and seen.tree.guesses:
+                index.trust += self._PACE * (bool(seen.path) - index.trust)
 
     def forget(self, sequence: int) -> None:
         self._indexes.pop(sequence, None)
@@ -76,6 +88,8 @@ class Ngram(Stateless):
             if length > best_length:
                 best, best_length = place, length
         count = min(request.budget, self.options.max_draft_tokens, int(self.options.factor * best_length))
+        if best_length < self.options.max_ngram:  # a long match is better than its text's average
+            count = min(count, max(1, 1 + int(math.log(index.trust / self._COST) / -math.log(self._NEXT))))
         if not best_length or count <= 0:
             return Tree.root(known[-1])
         guesses = known[best : best + count]
