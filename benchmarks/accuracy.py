@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[str, str | None, str | None]] = {
     "int8, kv fp32": ("int8", None, "fp32"),
     "int8, kv int8": ("int8", None, "int8"),
     "int4": ("int4", None, None),
-    "int4, head int8": ("int4", "int8", None),
+    "int4, head int4": ("int4", "int4", None),
 }
 
 

@@ -46,7 +46,7 @@ class EngineOptions:
         "auto"
     )
     head_dtype: Annotated[
-        str | None, Option(metavar="DTYPE", help="The output head's own dtype.  [default: --dtype]")
+        str | None, Option(metavar="DTYPE", help="The output head's own dtype.  [default: --dtype; auto with int4]")
     ] = None
     kv_dtype: Annotated[str | None, Option(metavar="DTYPE", help="Dtype of the key/value cache.")] = None
     threads: Annotated[int | None, Option(metavar="N", help="Threads of the native runner.  [default: all cores]")] = (
