@@ -83,7 +83,7 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=False).ids
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens of a raw prompt, written-out special tokens included; behind `bos` where the model was trained so."""
+        """The tokens of a raw prompt, written-out special tokens too; behind `bos` where the model was trained so."""
         start = [self.bos] if self.adds_bos and self.bos is not None else []
         return start + self.encode(text, special=True)
 

@@ -70,7 +70,7 @@ class Scores(Protocol):
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k tokens that `draw` would give first, second ..., best first; fewer where filters leave fewer. [k], [k]
 
-        With the log-probability of each under the law, which at T = 0 is meant at T = 1. Without shaping: by plain logits.
+        With the log-probability of each under the law, at T = 0 the one of T = 1. Without shaping: by plain logits.
         """
         ...
 
