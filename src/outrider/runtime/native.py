@@ -38,8 +38,9 @@ class NativeRunner:
     `dtype` is the format of the layers' weights, `head_dtype` that of the head (default: `dtype`, but `auto` under
     int4: a head in 4 bits that the file holds in more costs most of the accuracy). `auto` is what the file holds: F32
     as fp32; F16 and BF16 as bf16; Q8_0, Q6_K and Q5 kinds as int8; Q4 kinds as int4; matrices that are multiplied
-    together in the most exact format among them. `kv_dtype` is the cache's (default: fp32 if `dtype` is fp32, else bf16). `threads` are the physical cores that the process may use, unless given. The cache holds
-    `cache_tokens` rows, rounded up to whole pages. Raises ParameterError that names the parameter.
+    together in the most exact format among them. `kv_dtype` is the cache's (default: fp32 if `dtype` is fp32, else
+    bf16). `threads` are the physical cores that the process may use, unless given. The cache holds `cache_tokens` rows,
+    rounded up to whole pages. Raises ParameterError that names the parameter.
     """
 
     def __init__(
