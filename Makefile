@@ -8,16 +8,17 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt $(shell find src/outrider/kernels/native -type f)
 MODEL := smollm2-135m
 
-.PHONY: help setup setup-demo demo test check bench clean
+.PHONY: help setup setup-demo demo test check sanitize bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    see it work: plain and speculative decoding of a real model"
-	@echo "make test    all tests"
-	@echo "make check   lint and types"
-	@echo "make bench   the drafters against plain decoding, on benchmarks/prompts.jsonl"
-	@echo "make setup   the environment for the three above"
-	@echo "make clean   remove the environment and all that was built"
+	@echo "make demo        see it work: plain and speculative decoding of a real model"
+	@echo "make test        all tests"
+	@echo "make check       lint and types"
+	@echo "make sanitize    the native tests under address and undefined-behaviour sanitizers"
+	@echo "make bench       the drafters against plain decoding, on benchmarks/prompts.jsonl"
+	@echo "make setup       the environment for the three above"
+	@echo "make clean       remove the environment and all that was built"
 
 demo: setup-demo
 	@$(BIN)/outrider demo
@@ -29,6 +30,18 @@ test: setup
 check: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+# The native tests under the address and undefined-behaviour sanitizers.
+SANITIZED := build/sanitize
+sanitize: setup
+	@$(PIP) cmake ninja nanobind
+	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DOUTRIDER_SANITIZE=ON \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python > /dev/null
+	@$(BIN)/cmake --build $(SANITIZED) --target _native
+	@OUTRIDER_NATIVE=$$(ls $(SANITIZED)/_native*.so) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    $(BIN)/python -m pytest -p no:cacheprovider -m "not model and not oracle" tests/test_linear.py tests/test_native_runner.py \
+	    tests/test_sampling.py tests/test_noise.py tests/test_drafters.py
 
 bench: setup-demo
 	@$(BIN)/outrider bench --prompts benchmarks/prompts.jsonl --json build/bench.json

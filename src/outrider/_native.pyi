@@ -85,3 +85,30 @@ def gumbel(seed: int, position: int, count: int, stream: int) -> NDArray[np.floa
 def draw_children(
     q: NDArray[np.float64], count: int, seed: int, position: int, stream: int
 ) -> tuple[int, ...]: ...
+
+class Reader:
+    """A block of memory larger than any cache; `read` reads it once with so many threads and returns seconds."""
+
+    def __init__(self, bytes: int) -> None: ...
+    def read(self, threads: int) -> float: ...
+
+class Linear:
+    """A linear layer y = x W^T + b with packed weights. Sources: (kind, raw [rows, bytes per row], columns)."""
+
+    def __init__(
+        self,
+        format: str,
+        sources: Sequence[tuple[str, NDArray[np.uint8], int]],
+        bias: NDArray[np.float32] | None = None,
+        paired: bool = False,
+        group: int = 0,
+        threads: int = 0,
+    ) -> None: ...
+    def multiply(
+        self,
+        x: NDArray[np.float32],
+        splits: Sequence[int] = (),
+        add_to: NDArray[np.float32] | None = None,
+        swiglu: bool = False,
+        first_row: int = 0,
+    ) -> NDArray[np.float32]: ...

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli.bench_kernels import kernels
 from outrider.cli.errors import CommandError
 from outrider.cli.options import PREDICTION, DraftOptions, EngineOptions, flatten, open_engine
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command("kernels")(kernels)
 
 _WARM_UP = "The river ran past the mill, and the river ran past the old bridge, and the river ran past"
 

@@ -24,6 +24,7 @@ void bind_linear(nb::module_& module);
 
 namespace outrider {
 
+void bind_machine(nb::module_& module);
 void bind_sampling(nb::module_& module);
 
 namespace {
@@ -183,5 +184,6 @@ NB_MODULE(_native, module) {
       .def("memory", &Runner::memory)
       .def_prop_ro("row_bytes", &Runner::row_bytes);
   bind_linear(module);
+  outrider::bind_machine(module);
   outrider::bind_sampling(module);
 }

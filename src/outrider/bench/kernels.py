@@ -1,0 +1,209 @@
+"""What a forward costs by its number of rows, beside what the machine's memory allows.
+
+Everything is measured in turns within one run, since machines drift: each round reads memory, runs one forward of
+every dtype and number of rows, and takes a few plain steps of the engine. Medians over the rounds count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.core.cache import Rows
+from outrider.core.params import ParameterError, SamplingParams
+from outrider.core.tree import Tree
+from outrider.engine.engine import Engine
+from outrider.runtime.load import load
+from outrider.runtime.runner import Feed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.runtime.load import Loaded
+    from outrider.runtime.native import NativeRunner
+
+__all__ = ["DTYPES", "ROWS", "measure"]
+
+DTYPES = ("int8", "bf16", "fp32", "int4")
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+_BLOCK = 512 << 20  # bytes read for the bandwidth: many times any cache
+_TILE = (512, 512, 1024)  # rows, outputs and inputs of the product that measures arithmetic: it stays in the caches
+_STEPS = 16  # plain steps of the engine per round
+
+
+def measure(
+    model: str,
+    *,
+    threads: int | None = None,
+    context: int = 256,
+    dtypes: Sequence[str] = DTYPES,
+    rows: Sequence[int] = ROWS,
+    rounds: int = 30,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Bandwidth in GB/s by threads, and per dtype and number of rows: milliseconds, GB/s, both as ratios.
+
+    `gb_s` counts the packed weights and the `context` cache rows that a forward reads, over its time; `of_one_row` is
+    the time against a forward of one row, `of_bandwidth` the speed against this run's own read bandwidth.
+    `multiply_gflop_s` is the rate of one thread on a product that stays in its caches, the rounding of the activations
+    included. `python_share` is the part of a plain step of the engine that is neither forward nor draw, for the first
+    dtype. Raises ParameterError for sizes that make no sense, ModelError for the model.
+    """
+    from outrider import _native
+    from outrider.runtime.cores import physical_cores
+
+    threads = threads or physical_cores()
+    _check(context=context, rounds=rounds, **{f"rows {m}": m for m in rows})
+    room = context + max(rows) + _STEPS * rounds + 64
+    models = {dtype: load(model, dtype=dtype, threads=threads, cache_tokens=room) for dtype in dtypes}
+    subjects = {dtype: _Subject(loaded, context) for dtype, loaded in models.items()}
+    steps = _Steps(models[dtypes[0]], context)
+    reader = _native.Reader(_BLOCK)
+    counts = sorted({1, threads})
+    reads: dict[int, list[float]] = {count: [] for count in counts}
+    forwards: dict[tuple[str, int], list[float]] = {(dtype, m): [] for dtype in dtypes for m in rows}
+    products: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
+    for number in range(rounds):
+        for count in counts:
+            reads[count].append(reader.read(count))
+        for dtype in dtypes:
+            subjects[dtype].seconds(1)  # the model before it has left its own weights in the caches
+            for m in rows:
+                forwards[dtype, m].append(subjects[dtype].seconds(m))
+        for dtype in dtypes:
+            products[dtype].append(_product(dtype))
+        steps.run(_STEPS)
+        progress(number + 1, rounds)
+    bandwidth = {count: _BLOCK / median(seconds) / 1e9 for count, seconds in reads.items()}
+    return {
+        "bandwidth_gb_s": {str(count): value for count, value in bandwidth.items()},
+        "threads": threads,
+        "context": context,
+        "rounds": rounds,
+        "forward": {
+            dtype: {str(m): _entry(forwards, dtype, m, subjects[dtype].bytes, bandwidth[threads]) for m in rows}
+            for dtype in dtypes
+        },
+        "multiply_gflop_s": {dtype: 2 * np.prod(_TILE) / median(products[dtype]) / 1e9 for dtype in dtypes},
+        "python_share": steps.python_share(),
+    }
+
+
+def _check(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ParameterError(name, f"{value} is not at least 1")
+
+
+def _entry(
+    forwards: dict[tuple[str, int], list[float]], dtype: str, rows: int, size: int, bandwidth: float
+) -> dict[str, float]:
+    seconds = median(forwards[dtype, rows])
+    one = median(next(times for (d, _), times in forwards.items() if d == dtype))
+    speed = size / seconds / 1e9
+    return {"ms": seconds * 1e3, "gb_s": speed, "of_one_row": seconds / one, "of_bandwidth": speed / bandwidth}
+
+
+class _Subject:
+    """One model whose cache holds `context` rows, and forwards of any number of rows behind them."""
+
+    def __init__(self, loaded: Loaded, context: int) -> None:
+        self._runner = loaded.runner
+        self._rows = Rows(loaded.runner.pages)
+        tokens = _text(context, loaded.runner.config.vocabulary)
+        self._rows.reserve(context)
+        self._runner.forward([Feed(self._rows, tokens)])
+        self._rows.commit(context)
+        runner: NativeRunner = loaded.runner  # type: ignore[assignment]  # load's default
+        self.bytes = runner.memory()["weights"] + context * runner.row_bytes
+
+    def seconds(self, rows: int) -> float:
+        """A forward of the root and a chain of guesses, `rows` rows in all."""
+        tree = Tree.chain(1, range(2, rows + 1))
+        self._rows.reserve(rows)
+        feeds = [Feed(self._rows, [1], tree)]
+        began = time.perf_counter()
+        self._runner.forward(feeds)
+        return time.perf_counter() - began
+
+
+class _Steps:
+    """Plain steps of the engine, the time of the native calls within them set apart."""
+
+    def __init__(self, loaded: Loaded, context: int) -> None:
+        self._loaded, self._prompt = loaded, _text(context, loaded.runner.config.vocabulary)
+        self._wall: list[float] = []
+        self._native: list[float] = []
+
+    def run(self, steps: int) -> None:
+        engine = Engine.from_loaded(self._loaded)
+        id = engine.add(self._prompt, SamplingParams(max_tokens=steps + 2, ignore_eos=True))
+        engine.step()  # the prompt
+        with _timed(self._loaded) as native:
+            for _ in range(steps):
+                native.clear()
+                began = time.perf_counter()
+                engine.step()
+                self._wall.append(time.perf_counter() - began)
+                self._native.append(sum(native))
+        engine.cancel(id)
+
+    def python_share(self) -> float:
+        shares = [1 - inside / wall for inside, wall in zip(self._native, self._wall, strict=True)]
+        return median(shares)
+
+
+@contextmanager
+def _timed(loaded: Loaded) -> Iterator[list[float]]:
+    """Seconds of each native forward and draw while the block runs."""
+    from outrider import _native
+    from outrider.runtime import native_sampling
+
+    seconds: list[float] = []
+    runner: NativeRunner = loaded.runner  # type: ignore[assignment]  # load's default
+    decoder, prepared = runner._decoder, native_sampling._prepared
+
+    class Clock:
+        def __init__(self, inner: Any, name: str) -> None:
+            self._call = getattr(inner, name)
+            setattr(self, name, self._run)
+
+        def _run(self, *arguments: Any) -> Any:
+            began = time.perf_counter()
+            out = self._call(*arguments)
+            seconds.append(time.perf_counter() - began)
+            return out
+
+    def timed_draws(shaping: Any) -> _native.NativeShaping:
+        return Clock(prepared(shaping), "draw")  # type: ignore[return-value]
+
+    runner._decoder = Clock(decoder, "forward")  # type: ignore[assignment]
+    native_sampling._prepared = timed_draws
+    try:
+        yield seconds
+    finally:
+        runner._decoder, native_sampling._prepared = decoder, prepared
+
+
+def _product(dtype: str, made: dict[str, Any] = {}) -> float:  # noqa: B006  # one small layer per dtype, packed once
+    from outrider import _native
+
+    m, n, k = _TILE
+    if dtype not in made:
+        rng = np.random.default_rng(0)
+        weights = rng.standard_normal((n, k), np.float32)
+        layer = _native.Linear(dtype, [("F32", weights.view(np.uint8), k)], threads=1)
+        made[dtype] = layer, rng.standard_normal((m, k), np.float32)
+    layer, x = made[dtype]
+    began = time.perf_counter()
+    layer.multiply(x)
+    return time.perf_counter() - began
+
+
+def _text(length: int, vocabulary: int) -> list[int]:
+    return [17 + 31 * i % (vocabulary - 20) for i in range(length)]
