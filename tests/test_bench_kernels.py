@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model, write_hf
 
 from outrider.bench import kernels
 from outrider.core.params import ParameterError
+from tiny import tiny_model, write_hf
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ from outrider.runtime.runner import Feed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
+    from outrider import _native
     from outrider.runtime.load import Loaded
     from outrider.runtime.native import NativeRunner
 
@@ -190,16 +194,20 @@ def _timed(loaded: Loaded) -> Iterator[list[float]]:
         runner._decoder, native_sampling._prepared = decoder, prepared
 
 
-def _product(dtype: str, made: dict[str, Any] = {}) -> float:  # noqa: B006  # one small layer per dtype, packed once
+@cache
+def _layer(dtype: str) -> tuple[_native.Linear, NDArray[np.float32]]:
+    """A small layer and its activations."""
     from outrider import _native
 
     m, n, k = _TILE
-    if dtype not in made:
-        rng = np.random.default_rng(0)
-        weights = rng.standard_normal((n, k), np.float32)
-        layer = _native.Linear(dtype, [("F32", weights.view(np.uint8), k)], threads=1)
-        made[dtype] = layer, rng.standard_normal((m, k), np.float32)
-    layer, x = made[dtype]
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((n, k), np.float32)
+    layer = _native.Linear(dtype, [("F32", weights.view(np.uint8), k)], threads=1)
+    return layer, rng.standard_normal((m, k), np.float32)
+
+
+def _product(dtype: str) -> float:
+    layer, x = _layer(dtype)
     began = time.perf_counter()
     layer.multiply(x)
     return time.perf_counter() - began
