@@ -165,7 +165,6 @@ class _Steps:
 @contextmanager
 def _timed(loaded: Loaded) -> Iterator[list[float]]:
     """Seconds of each native forward and draw while the block runs."""
-    from outrider import _native
     from outrider.runtime import native_sampling
 
     seconds: list[float] = []
