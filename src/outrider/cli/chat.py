@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.options import DraftOptions, EngineOptions, SamplingOptions, flatten, open_engine
+from outrider.cli.options import DraftOptions, EngineOptions, SamplingOptions, check_draft_model, flatten, open_engine
 from outrider.cli.origins import OriginPainter, wants_colour
 from outrider.cli.report import summary
 
@@ -51,6 +51,7 @@ def chat(
     outrider chat --show-drafts --max-tokens 400
     """
     params = sampling.params()
+    check_draft_model(draft)
     conversation = Conversation(open_engine(engine, draft), params, system, show_drafts)
     if sys.stdin.isatty():
         _line_editing()

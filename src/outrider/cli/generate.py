@@ -17,6 +17,7 @@ from outrider.cli.options import (
     DraftOptions,
     EngineOptions,
     SamplingOptions,
+    check_draft_model,
     flatten,
     open_engine,
 )
@@ -65,6 +66,7 @@ def generate(
     if sampling.logprobs is not None and not as_json:
         raise CommandError("--logprobs: only --json shows them; add --json")
     params = sampling.params()
+    check_draft_model(draft)
     draft, speculation = _prediction(draft, prediction)
     text = read_prompt(prompt, file)
     request: str | list[dict[str, str]] = text
@@ -111,13 +113,18 @@ def _write(stream: Any, engine: Engine, show_drafts: bool) -> None:
         painter = OriginPainter(tokenizer.token_bytes, tokenizer.is_special, colour=wants_colour(sys.stdout))
     last = "\n"
     delta: Delta
-    for delta in stream:
-        if delta.text:
-            sys.stdout.write(painter.paint(delta) if painter else delta.text)
-            sys.stdout.flush()
-            last = delta.text[-1]
-        elif painter:
-            painter.paint(delta)
+    try:
+        for delta in stream:
+            if delta.text:
+                sys.stdout.write(painter.paint(delta) if painter else delta.text)
+                sys.stdout.flush()
+                last = delta.text[-1]
+            elif painter:
+                painter.paint(delta)
+    except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            print()  # the shell's prompt gets a line of its own
+        raise
     if last != "\n":
         print()
     if painter:

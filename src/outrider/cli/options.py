@@ -22,6 +22,7 @@ __all__ = [
     "DraftOptions",
     "EngineOptions",
     "SamplingOptions",
+    "check_draft_model",
     "flatten",
     "open_engine",
     "parse_assignments",
@@ -151,6 +152,16 @@ def _biases(assignments: Sequence[str]) -> dict[int, float]:
         except ValueError:
             raise CommandError(f"--logit-bias: '{key}={value}' is not a token id and a number, as in 42=-100") from None
     return out
+
+
+def check_draft_model(draft: DraftOptions) -> None:
+    """Refuse a second model that the drafter would never ask for."""
+    if draft.draft_model is None:
+        return
+    from outrider.drafters import registry
+
+    if "--draft-model" not in registry.find(draft.drafter).needs:
+        raise CommandError(f"--draft-model: the drafter {draft.drafter!r} has no use for it; add --drafter draft_model")
 
 
 def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int = 1) -> Engine:
