@@ -67,10 +67,11 @@ constexpr int sharers_of(int chunks) { return chunks >= 8 ? 8 : chunks >= 4 ? 4 
 struct Place {
   int column, g, blocks, index;
   std::size_t stride;
+  const std::uint8_t* head;  // of the group of the first row
 };
 
 struct Fp32 {
-  static constexpr std::size_t kWeights = 16 * kUnit * 4, kActivations = 16 * 4;
+  static constexpr std::size_t kWeights = 16 * kUnit * 4, kActivations = 16 * 4, kHead = 0;
   static constexpr int kRun = 2;
   static std::size_t lead(int) { return 0; }
 
@@ -96,7 +97,7 @@ struct Fp32 {
 
 // bf16 weights with bf16 activations, where the processor multiplies pairs of them.
 struct Bf16 {
-  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * 2;
+  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * 2, kHead = 0;
   static constexpr int kRun = 2;
   static std::size_t lead(int) { return 0; }
 
@@ -122,7 +123,7 @@ struct Bf16 {
 
 // bf16 weights widened to fp32, with fp32 activations.
 struct WideBf16 {
-  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * 4;
+  static constexpr std::size_t kWeights = 32 * kUnit * 2, kActivations = 32 * 4, kHead = 0;
   static constexpr int kRun = 2;
   static std::size_t lead(int) { return 0; }
 
@@ -153,17 +154,16 @@ struct WideBf16 {
 template <int G>
 struct Int8 {
   static constexpr std::size_t kScales = 64, kWeights = kScales + G * kUnit;
-  static constexpr std::size_t kActivations = kInt8ActivationHeader + G;
+  static constexpr std::size_t kActivations = G, kHead = kInt8Head;
   static constexpr int kRun = 1;
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* head, const Place& at, float* acc,
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     const std::uint8_t* w = group + kScales + 4 * at.column;
-    const std::uint8_t* a = head + kInt8ActivationHeader;
     Ints sum[R][B];
-    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = kSigned ? zero_ints() : spread(reinterpret_cast<const std::int32_t*>(head + at.stride * r + 4));
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = kSigned ? zero_ints() : spread(reinterpret_cast<const std::int32_t*>(at.head + at.stride * r + 4));
     if (at.index == 0) ask(ahead + G * kUnit);
     OUTRIDER_LOOP for (int k = 0; k < G / 4; ++k) {
       Left x[B];
@@ -177,7 +177,7 @@ struct Int8 {
     Floats weight[B];
     OUTRIDER_UNROLL for (int b = 0; b < B; ++b) weight[b] = load_halves(group + 2 * at.column + 32 * b);
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-      const Floats scale = spread(reinterpret_cast<const float*>(head + at.stride * r));
+      const Floats scale = spread(reinterpret_cast<const float*>(at.head + at.stride * r));
       OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
         float* y = acc + 32 * r + 16 * b;
         store(y, fma(to_floats(sum[r][b]), mul(weight[b], scale), load(y)));
@@ -191,7 +191,7 @@ template <Scales S>
 struct Int4 {
   static constexpr std::size_t kScales = S == Scales::halves ? 128 : S == Scales::floats ? 256 : 64;
   static constexpr std::size_t kWeights = kScales + kInt4Group;
-  static constexpr std::size_t kActivations = kInt4ActivationHeader + 32;
+  static constexpr std::size_t kActivations = 32, kHead = kInt4Head;
   static constexpr int kRun = 1;
   // `packed` has a header in front of each 8 groups.
   static std::size_t lead(int g) { return S == Scales::packed && g % 8 == 0 ? kPackedHeader : 0; }
@@ -208,13 +208,12 @@ struct Int4 {
   }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* head, const Place& at, float* acc,
+  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     const std::uint8_t* w = group + kScales + 4 * at.column;
-    const std::uint8_t* a = head + kInt4ActivationHeader;
     const std::uint8_t* header = group - static_cast<std::size_t>(at.g % 8) * kWeights - kPackedHeader;
     Ints sum[R][B];
-    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = S == Scales::half ? spread(reinterpret_cast<const std::int32_t*>(head + at.stride * r + 4)) : zero_ints();
+    OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = S == Scales::half ? spread(reinterpret_cast<const std::int32_t*>(at.head + at.stride * r + 4)) : zero_ints();
     if (at.index == 0)
       OUTRIDER_UNROLL for (std::size_t i = 0; i < kScales; i += kLine) ask(ahead + kInt4Group + i);
     OUTRIDER_UNROLL for (int j = 0; j < 4; ++j) {
@@ -233,7 +232,7 @@ struct Int4 {
       if constexpr (S != Scales::half) offset[b] = offset_of(group, header, at.column + 16 * b);
     }
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) {
-      const float* scales = reinterpret_cast<const float*>(head + at.stride * r);
+      const float* scales = reinterpret_cast<const float*>(at.head + at.stride * r);
       const Floats scale = spread(scales), scaled_sum = spread(scales + 2);
       OUTRIDER_UNROLL for (int b = 0; b < B; ++b) {
         float* y = acc + 32 * r + 16 * b;
@@ -257,6 +256,7 @@ OUTRIDER_OP void tile_rows(const std::uint8_t* w, const std::uint8_t* a, Place a
     constexpr int here = R - row < kRows ? R - row : kRows;
     for (at.column = 0; at.column < kUnit; at.column += 16 * kBlocks, ++at.index)
       Op::template chunk<here, kBlocks, sharers_of(count)>(w, a, at, acc + 32 * row + at.column, w + kAhead);
+    at.head += at.stride * here;
     tile_rows<Op, R, count, row + kRows>(w, a + at.stride * here, at, acc);
   }
 }
@@ -270,13 +270,17 @@ void unit(const LinearView& v, const std::uint8_t* w, const std::uint8_t* a, std
   }
   // fp32 and bf16: one chunk alone keeps its sums in registers along the whole of K, several take turns on what L1 holds.
   const int run = count == 1 && Op::kRun > 1 ? v.groups : Op::kRun;
+  const std::uint8_t* head = a;
+  a += heads_bytes(v.groups, Op::kHead);
   for (int g = 0; g < v.groups; g += run) {
     const int blocks = g + run < v.groups ? run : v.groups - g;
     w += Op::lead(g);
-    tile_rows<Op, R0, count>(w, a, {0, g, blocks, 0, stride}, acc);
-    if constexpr (R1 > 0) tile_rows<Op, R1, count>(w, a + R0 * stride, {0, g, blocks, chunks(R0), stride}, acc + 32 * R0);
+    tile_rows<Op, R0, count>(w, a, {0, g, blocks, 0, stride, head}, acc);
+    if constexpr (R1 > 0)
+      tile_rows<Op, R1, count>(w, a + R0 * stride, {0, g, blocks, chunks(R0), stride, head + R0 * stride}, acc + 32 * R0);
     w += static_cast<std::size_t>(run) * Op::kWeights;
     a += static_cast<std::size_t>(run) * Op::kActivations;
+    head += Op::kHead;
   }
 }
 
@@ -419,8 +423,12 @@ void prepare_bf16(const LinearView& v, const float* x, std::uint8_t* row) {
 template <int G>
 void prepare_ints(const LinearView& v, const float* x, std::uint8_t* row) {
   const bool four = v.format == Format::int4;
-  const std::size_t header = four ? kInt4ActivationHeader : kInt8ActivationHeader;
-  for (int g = 0; g < v.groups; ++g, x += G, row += header + G) {
+  const std::size_t head_bytes = four ? kInt4Head : kInt8Head;
+  std::uint8_t* head = row;
+  std::int8_t* out = reinterpret_cast<std::int8_t*>(row + heads_bytes(v.groups, head_bytes));
+  int g = G == 32 ? prepare_first(x, head, out, v.groups, four) : 0;
+  head += static_cast<std::size_t>(g) * head_bytes;
+  for (x += g * G, out += g * G; g < v.groups; ++g, x += G, out += G, head += head_bytes) {
     Floats part[G / 16], largest = zero_floats();
     OUTRIDER_UNROLL for (int i = 0; i < G / 16; ++i) {
       part[i] = load(x + 16 * i);
@@ -433,12 +441,12 @@ void prepare_ints(const LinearView& v, const float* x, std::uint8_t* row) {
     OUTRIDER_UNROLL for (int i = 0; i < G / 16; ++i) {
       const Ints q = to_ints(mul(part[i], inverse));
       sums = add(sums, q);
-      store_small(row + header + 16 * i, q);
+      store_small(out + 16 * i, q);
     }
     const std::int32_t sum = total(sums);
-    float* scale = reinterpret_cast<float*>(row);
+    float* scale = reinterpret_cast<float*>(head);
     scale[0] = zero ? 0.0f : peak * (1.0f / 127.0f);
-    reinterpret_cast<std::int32_t*>(row)[1] = (four ? -8 : -128) * sum;
+    reinterpret_cast<std::int32_t*>(head)[1] = (four ? -8 : -128) * sum;
     if (four) scale[2] = scale[0] * static_cast<float>(sum);
   }
 }

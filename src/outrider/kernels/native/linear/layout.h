@@ -14,8 +14,8 @@
 // other's way.
 //   fp32   [K16] float  (bf16 without bf16 multiplication: K32)
 //   bf16   [K32] bf16
-//   int8   [K/G] { scale float ; -128 * sum int32 ; [G] int8 }
-//   int4   [K/32] { scale float ; -8 * sum int32 ; scale * sum float ; unused ; [32] int8 }
+//   int8   [K/G] { scale float ; -128 * sum int32 }, padded to lines ; [K] int8
+//   int4   [K/32] { scale float ; -8 * sum int32 ; scale * sum float ; unused }, padded to lines ; [K] int8
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,7 @@ namespace outrider {
 
 enum class Scales : std::uint8_t { half, halves, floats, packed };
 
-inline constexpr std::size_t kInt8ActivationHeader = 8;
-inline constexpr std::size_t kInt4ActivationHeader = 16;
+inline constexpr std::size_t kInt8Head = 8, kInt4Head = 16;  // bytes of scale and sums of a group of activations
 inline constexpr std::size_t kInt4Group = 512;         // nibbles of a group of a unit, in bytes
 inline constexpr std::size_t kPackedHeader = 128;      // of 8 groups
 inline constexpr int kTile = 8;                        // rows that share the weights in registers, at most
@@ -48,6 +47,9 @@ struct LinearView {
 
   explicit LinearView(const Linear& linear);
 };
+
+// Bytes of the heads in front of a row of int8 activations.
+inline std::size_t heads_bytes(int groups, std::size_t head) { return (static_cast<std::size_t>(groups) * head + 63) / 64 * 64; }
 
 // Bytes from one row of activations to the next.
 std::size_t row_stride(const LinearView& view);

@@ -310,14 +310,12 @@ LinearView::LinearView(const Linear& linear)
       scales(static_cast<Scales>(linear.scales_)),
       paired(linear.paired_),
       group(linear.group_),
+      groups(linear.groups_),
       k(linear.k_),
       n(linear.n_),
-      unit_bytes(linear.units_ > 0 ? linear.bytes_ / static_cast<std::size_t>(linear.units_) : 0),
+      unit_bytes(linear.unit_bytes_),
       data(linear.data_),
-      bias(linear.bias_.empty() ? nullptr : linear.bias_.data()) {
-  const std::int64_t block = format == Format::fp32 ? 16 : format == Format::bf16 ? 32 : group;
-  groups = static_cast<int>(round_up(k, block) / block);
-}
+      bias(linear.bias_.empty() ? nullptr : linear.bias_.data()) {}
 
 std::size_t row_stride(const LinearView& v) {
   const std::size_t groups = static_cast<std::size_t>(v.groups);
@@ -325,8 +323,8 @@ std::size_t row_stride(const LinearView& v) {
   switch (v.format) {
     case Format::fp32: bytes = groups * 16 * 4; break;
     case Format::bf16: bytes = groups * 32 * (kernels().bf16_activations ? 2 : 4); break;
-    case Format::int8: bytes = groups * (kInt8ActivationHeader + static_cast<std::size_t>(v.group)); break;
-    case Format::int4: bytes = groups * (kInt4ActivationHeader + 32); break;
+    case Format::int8: bytes = heads_bytes(v.groups, kInt8Head) + static_cast<std::size_t>(v.k); break;
+    case Format::int4: bytes = heads_bytes(v.groups, kInt4Head) + static_cast<std::size_t>(v.k); break;
   }
   // An odd number of lines: rows a power of two apart would meet in the same few sets of L1.
   return ((bytes + 63) / 64 | 1) * 64;
@@ -341,7 +339,10 @@ Linear::Linear(Format format, std::span<const Source> sources, const float* bias
   if (format == Format::int8) group_ = options.group != 0 ? options.group : 32;
   scales_ = static_cast<std::uint8_t>(choose_scales(format, sources));
   units_ = static_cast<int>(paired_ ? round_up(n_ / 2, 16) / 16 : round_up(n_, kUnit) / kUnit);
-  bytes_ = unit_size(LinearView(*this)) * static_cast<std::size_t>(units_);
+  const std::int64_t block = format == Format::fp32 ? 16 : format == Format::bf16 ? 32 : group_;
+  groups_ = static_cast<int>(round_up(k_, block) / block);
+  unit_bytes_ = unit_size(LinearView(*this));
+  bytes_ = unit_bytes_ * static_cast<std::size_t>(units_);
   arena_ = options.arena ? options.arena : std::make_shared<Arena>();
   data_ = arena_->allocate(bytes_);
   if (bias != nullptr) {

@@ -112,9 +112,10 @@ class Linear {
   Format format_ = Format::fp32;
   std::int64_t n_ = 0, k_ = 0;
   int group_ = 0, units_ = 0;
+  int groups_ = 0;           // of K; blocks of 16 (fp32) or 32 (bf16) without groups
   bool paired_ = false;
   std::uint8_t scales_ = 0;  // how scales are stored, see layout.h
-  std::size_t bytes_ = 0;
+  std::size_t unit_bytes_ = 0, bytes_ = 0;
   std::uint8_t* data_ = nullptr;  // in the arena
   std::shared_ptr<Arena> arena_;
   std::vector<float> bias_;  // by unit, padded; empty without bias

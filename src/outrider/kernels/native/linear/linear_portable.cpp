@@ -111,8 +111,8 @@ OUTRIDER_OP std::int32_t total(const Ints& a) {
   for (int i = 0; i < 16; ++i) sum += a.v[i];
   return sum;
 }
-OUTRIDER_OP void store_small(std::uint8_t* p, const Ints& a) {
-  for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint8_t>(a.v[i] > 127 ? 127 : a.v[i] < -127 ? -127 : a.v[i]);
+OUTRIDER_OP void store_small(std::int8_t* p, const Ints& a) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<std::int8_t>(a.v[i] > 127 ? 127 : a.v[i] < -127 ? -127 : a.v[i]);
 }
 
 OUTRIDER_OP Bytes load_bytes(const std::uint8_t* p) {
@@ -125,6 +125,7 @@ OUTRIDER_OP Left left(const Bytes& a) {
   for (int i = 0; i < 64; ++i) out.v[i] = static_cast<std::int8_t>(a.v[i] ^ 0x80);
   return out;
 }
+OUTRIDER_OP int prepare_first(const float*, std::uint8_t*, std::int8_t*, int, bool) { return 0; }  // no shortcut
 OUTRIDER_OP Right right(const std::uint8_t* p) {
   Right out;
   std::memcpy(out.v, p, 4);

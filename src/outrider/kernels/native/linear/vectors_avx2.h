@@ -115,12 +115,13 @@ OUTRIDER_OP std::int32_t total(Ints a) {
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
-OUTRIDER_OP void store_small(std::uint8_t* p, Ints a) {
+OUTRIDER_OP void store_small(std::int8_t* p, Ints a) {
   const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.v[0], a.v[1]), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1)));
 }
 
+OUTRIDER_OP int prepare_first(const float*, std::uint8_t*, std::int8_t*, int, bool) { return 0; }  // no shortcut
 OUTRIDER_OP Right right(const std::uint8_t* p) {
   return {_mm256_set1_epi32(*reinterpret_cast<const std::int32_t*>(p))};
 }
