@@ -36,6 +36,15 @@ BAD: list[tuple[str, Any]] = [
     ("logit_bias", {1: 1000}),
     ("ignore_eos", 1),
     ("temprature", 1),
+    ("temperature", 10**400),
+    ("stop", 5),
+    ("stop", {"x": 1}),
+    ("stop_token_ids", 5),
+    ("logit_bias", [1]),
+    ("logit_bias", {1.5: 1}),
+    ("logit_bias", {True: 1}),
+    ("logit_bias", {1: float("nan")}),
+    ("max_tokens", None),
 ]
 
 
@@ -45,6 +54,12 @@ def test_a_bad_parameter_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=f"^{name}: ") as error:
         SamplingParams.from_dict({name: value})
     assert error.value.parameter == name
+
+
+def test_null_in_json_is_the_default() -> None:
+    """Clients send null for lists that they do not set."""
+    empty = SamplingParams.from_dict({"stop": None, "stop_token_ids": None, "logit_bias": None})
+    assert empty == SamplingParams()
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any
 
 __all__ = ["ParameterError", "SamplingParams"]
@@ -47,7 +47,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def real(name: str, low: float, high: float, *, open_low: bool = False) -> None:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            # not math.isfinite: a whole number may be too large for a float
+            if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == inf:
                 raise ParameterError(name, f"{value!r} is not a finite number")
             if value > high or value < low or (open_low and value == low):
                 raise ParameterError(name, f"{value!r} is outside {'(' if open_low else '['}{low:g}, {high:g}]")
@@ -58,6 +59,12 @@ class SamplingParams:
                 raise ParameterError(name, f"{value!r} is not a whole number")
             if not low <= value <= high:
                 raise ParameterError(name, f"{value!r} is outside [{low:,}, {high:,}]")
+
+        def listed(name: str) -> tuple[Any, ...]:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, Mapping) or not isinstance(value, Iterable)):
+                raise ParameterError(name, f"{value!r} is not a list")
+            return tuple(value or ())
 
         real("temperature", 0, 100)
         real("top_p", 0, 1, open_low=True)
@@ -77,19 +84,21 @@ class SamplingParams:
                 raise ParameterError(name, f"{getattr(self, name)!r} is neither true nor false")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop", listed("stop"))
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ParameterError("stop", f"{text!r} is not a non-empty string")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", listed("stop_token_ids"))
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise ParameterError("stop_token_ids", f"{token!r} is not a token id")
         bias: dict[int, float] = {}
-        for key, value in dict(self.logit_bias).items():
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise ParameterError("logit_bias", f"{self.logit_bias!r} does not map token ids to biases")
+        for key, value in (self.logit_bias or {}).items():
             try:
-                token = int(key)
-            except (TypeError, ValueError):
+                token = int(key) if isinstance(key, int | str) and not isinstance(key, bool) else -1
+            except ValueError:
                 raise ParameterError("logit_bias", f"{key!r} is not a token id") from None
             if token < 0 or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
                 raise ParameterError("logit_bias", f"{key!r}: {value!r} is not a token id with a bias in [-100, 100]")

@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from outrider.core import noise
 from outrider.core.cache import CacheFullError, Rows
+from outrider.core.sampling import DrawError
 from outrider.core.tree import Law, Tree
 from outrider.core.verify import draw_children
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
 from outrider.runtime.runner import Feed, Scores
 
 __all__ = ["DRAFTER"]
+
+_WIDEST = 64  # siblings per node: nobody pays for more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +59,10 @@ class DraftModel:
     def __init__(self, options: DraftModelOptions, context: Context) -> None:
         if context.draft_model is None:
             raise DrafterError("draft_model: no draft named; pass --draft-model NAME (draft_model= in Python)")
-        if options.width < 1 or options.depth < 0 or not 0 <= options.min_probability < 1:
-            raise DrafterError("draft_model: width is at least 1, depth at least 0 and min_probability in [0, 1)")
+        if not 1 <= options.width <= _WIDEST or options.depth < 0 or not 0 <= options.min_probability < 1:
+            raise DrafterError(
+                f"draft_model: width is in [1, {_WIDEST}], depth at least 0 and min_probability in [0, 1)"
+            )
         loaded = context.load(context.draft_model)
         _same_vocabulary(context.tokenizer, loaded.tokenizer)
         self.options, self.runner = options, loaded.runner
@@ -129,10 +134,13 @@ class DraftModel:
         return Feed(fed.rows, request.shaping.tokens[fed.rows.length :], growth.draft())
 
     def _grow(self, growth: _Growth, scores: Scores, feed: int) -> None:
-        if growth.request.rejection:
-            growth.sample(scores, feed, self._vocabulary)
-        else:
-            growth.extend(scores, feed, self._vocabulary)
+        try:
+            if growth.request.rejection:
+                growth.sample(scores, feed, self._vocabulary)
+            else:
+                growth.extend(scores, feed, self._vocabulary)
+        except DrawError:  # the draft's own logits are broken: no guess, and no error that plain decoding lacks
+            growth.frontier = []
 
 
 class _Growth:
@@ -149,7 +157,7 @@ class _Growth:
         self.level = 0
         # How often the target agreed with a draft's first, second ... sibling when both share the noise; used at
         # T > 0 only, where the draft's law does not say which of its coupled draws the target repeats.
-        self._coupled = np.log([0.75, 0.12] + [0.04 / 2**i for i in range(62)])
+        self._coupled = np.log([0.75, 0.12] + [0.04 / 2**i for i in range(_WIDEST - 2)])
 
     @property
     def open(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
 
@@ -119,7 +120,10 @@ class Lookahead:
         for column, place in enumerate(window.places):
             if place >= len(tree):  # cut off to fit the text's room
                 break
-            best, _ = seen.scores.top(seen.feed, place, 1)
+            try:
+                best, _ = seen.scores.top(seen.feed, place, 1)
+            except DrawError:  # broken logits below a guess, where plain decoding never looks
+                break
             answers.append(int(best[0]))
             self._remember(window, [*(level[column] for level in window.levels), answers[-1]])
         last = window.levels[-1]

@@ -87,7 +87,7 @@ class Ngram(Stateless):
                 length += 1
             if length > best_length:
                 best, best_length = place, length
-        count = min(request.budget, self.options.max_draft_tokens, int(self.options.factor * best_length))
+        count = int(min(request.budget, self.options.max_draft_tokens, self.options.factor * best_length))
         if best_length < self.options.max_ngram:  # a long match is better than its text's average
             count = min(count, max(1, 1 + int(math.log(index.trust / self._COST) / -math.log(self._NEXT))))
         if not best_length or count <= 0:

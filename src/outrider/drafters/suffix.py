@@ -125,7 +125,7 @@ class Suffix:
 
     def _grow(self, automaton: Automaton, state: int, root: int, budget: int) -> Tree:
         """The `budget` likeliest nodes by the product of shares along the path; longer matches allow longer paths."""
-        depth = int(self.options.factor * automaton.length[state])
+        depth = int(min(self.options.factor * automaton.length[state], budget))
         tokens, parents = [root], [-1]
         heap: list[tuple[float, int, int, int, int, int]] = []  # -probability, order, token, state, parent, depth
         order = 0

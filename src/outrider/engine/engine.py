@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from outrider.core import verify
 from outrider.core.cache import CacheFullError, Rows
 from outrider.core.params import ParameterError, SamplingParams
+from outrider.core.sampling import DrawError
 from outrider.core.sequence import Sequence
 from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
-from outrider.core.verify import Verdict
+from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
 from outrider.drafters.base import Context, Drafter, Observation, Request
 from outrider.engine.detokenizer import Detokenizer
@@ -168,6 +170,8 @@ class Engine:
         self._scheduler = Scheduler(batch_size, prefill_chunk)
         self._active: dict[int, _Active] = {}
         self._results: dict[int, Result] = {}
+        self._failures: dict[int, ValueError] = {}
+        self._boxes: dict[int, list[Delta]] = {}  # of open streams: deltas that nobody has read yet
         self._next = 0
         self._drafter("none")
         self._drafter(drafter)
@@ -194,12 +198,13 @@ class Engine:
                 ids.append(self.add(prompt, p, s))
             while any(i in self._active for i in ids):
                 self.step()
+            return [self.result(i) for i in ids]
         except BaseException:
             for i in ids:
                 self.cancel(i)
                 self._results.pop(i, None)
+                self._failures.pop(i, None)
             raise
-        return [self.result(i) for i in ids]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, speculation: Speculation | None = None
@@ -217,7 +222,9 @@ class Engine:
         if len(tokens) >= limit:
             what = "context" if limit == self.config.context else "cache"
             raise ParameterError("prompt", f"{len(tokens):,} tokens leave no room in the {what} of {limit:,}")
-        name = speculation.drafter or ("prediction" if speculation.prediction is not None else self._default_drafter)
+        name = speculation.drafter
+        if name is None:
+            name = "prediction" if speculation.prediction is not None else self._default_drafter
         if not speculation.enabled:
             name = "none"
         drafter = self._drafter(name)
@@ -249,15 +256,21 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids; ParameterError where it has none or names a token outside the vocabulary."""
+        if not _is_sequence(prompt):
+            raise ParameterError("prompt", f"{prompt!r} is neither a text nor a list of token ids or messages")
         if isinstance(prompt, str):
             tokens = self.tokenizer.prompt(prompt)
         elif len(prompt) and isinstance(prompt[0], Mapping):
+            for index, message in enumerate(prompt):
+                if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                    raise ParameterError("prompt", f"message {index} has no role: {message!r}")
             tokens = self.tokenizer.chat(cast("Seq[Message]", prompt))
         else:
-            tokens = list(cast("Seq[int]", prompt))
-            for token in tokens:
-                if isinstance(token, bool) or not isinstance(token, int):
+            tokens = []
+            for token in cast("Seq[int]", prompt):
+                if isinstance(token, bool) or not isinstance(token, Integral):
                     raise ParameterError("prompt", f"{token!r} is not a token id")
+                tokens.append(int(token))
                 if not 0 <= token < self.config.vocabulary:
                     raise ParameterError(
                         "prompt", f"token {token} is outside the vocabulary of {self.config.vocabulary:,}"
@@ -287,7 +300,9 @@ class Engine:
             self._finish(active)
 
     def result(self, id: int) -> Result:
-        """The result of a finished request, handed out once."""
+        """The result of a finished request, handed out once; raises the error of one that ended with an error."""
+        if id in self._failures:
+            raise self._failures.pop(id)
         if id not in self._results:
             raise KeyError(f"request {id} has no result: it is still running, unknown or was handed out")
         return self._results.pop(id)
@@ -317,7 +332,9 @@ class Engine:
         drafter = self._drafters.get(name)
         if drafter is None:
             cls = registry.find(name)
-            options = registry.options(name, self._options.get(name, {}))
+            given, most = self._options.get(name, {}), self._default.max_draft_tokens
+            # the engine's limit replaces the method's default, which a longer draft would not get past
+            options = registry.options(name, given if most is None else {"max_draft_tokens": most, **given})
             context = Context(
                 config=self.config,
                 tokenizer=self.tokenizer,
@@ -340,7 +357,11 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """Run one forward over all sequences that can run, and return what it added to each."""
+        """Run one forward over all sequences that can run, and return what it added to each.
+
+        A request for which nothing can be drawn (broken logits, everything kept out) ends alone, with the reason
+        `error`. Any other exception passes through, and no text or cache has changed: the step can be run again.
+        """
         turns, preempted = self._scheduler.pick()
         for sequence in preempted:
             self._active[sequence.id].drafter.forget(sequence.id)
@@ -358,23 +379,29 @@ class Engine:
         wants = self._wants(actives)
         scores = self.runner.forward(feeds, wants)
         forwarded = time.perf_counter()
-        verdicts: list[Verdict | None] = []
-        deltas: list[Delta] = []
-        for index, (active, feed) in enumerate(zip(actives, feeds, strict=True)):
-            verdict = None if feed.tree is None else self._verify(active, feed.tree, scores, index)
-            feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
-            verdicts.append(verdict)
+        # every verdict comes before any commit: an exception up to here leaves all sequences as they were
+        verdicts = [self._verdict(a, feed, scores, i) for i, (a, feed) in enumerate(zip(actives, feeds, strict=True))]
         ended = time.perf_counter()
         phases = {"draft": drafted - started, "forward": forwarded - drafted, "verify": ended - forwarded}
+        deltas: list[Delta] = []
         for active, feed, verdict in zip(actives, feeds, verdicts, strict=True):
             for phase, seconds in phases.items():
                 active.timings[phase] += seconds / len(actives)
+            if isinstance(verdict, ValueError):
+                deltas.append(self._fail(active, verdict))
+                continue
+            feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
             if verdict is not None and feed.tree is not None:
                 deltas.append(self._extend(active, feed.tree, verdict, ended))
-        self._observe(actives, feeds, starts, verdicts, scores, wants)
-        for active in actives:
-            if active.sequence.finish_reason is not None:
-                self._finish(active)
+        for delta in deltas:
+            if delta.id in self._boxes:
+                self._boxes[delta.id].append(delta)
+        try:
+            self._observe(actives, feeds, starts, verdicts, scores, wants)
+        finally:
+            for active in actives:
+                if active.sequence.finish_reason is not None and active.sequence.id in self._active:
+                    self._finish(active)
         return deltas
 
     def _propose(self, turns: Seq[Turn], actives: Seq[_Active]) -> list[Tree | None]:
@@ -383,7 +410,7 @@ class Engine:
         groups: dict[int, list[int]] = {}
         for index, (turn, active) in enumerate(zip(turns, actives, strict=True)):
             # the first token comes before the first guess: no draft may make it wait
-            if turn.scored and turn.rows == 1:
+            if turn.scored and turn.rows == 1 and turn.sequence.output_length:
                 active.request.budget = active.max_guesses
                 if active.max_guesses and turn.sequence.room() > 1:
                     groups.setdefault(id(active.drafter), []).append(index)
@@ -410,6 +437,22 @@ class Engine:
 
     def _wants(self, actives: Seq[_Active]) -> tuple[int, ...]:
         return tuple(sorted({layer for active in actives for layer in active.drafter.wants}))
+
+    def _verdict(self, active: _Active, feed: Feed, scores: Scores, index: int) -> Verdict | ValueError | None:
+        """What the target says of the tree; None of a prefill chunk; the error where it can say nothing."""
+        if feed.tree is None:
+            return None
+        try:
+            return self._verify(active, feed.tree, scores, index)
+        except (DrawError, LawError) as error:
+            return error
+
+    def _fail(self, active: _Active, error: ValueError) -> Delta:
+        """End a request that cannot go on. Its error comes with `result`."""
+        id = active.sequence.id
+        self._finish(active)
+        self._failures[id] = error
+        return Delta(id, (), (), "", finish_reason="error")
 
     def _verify(self, active: _Active, tree: Tree, scores: Scores, feed: int) -> Verdict:
         shaping = active.sequence.shaping
@@ -455,13 +498,15 @@ class Engine:
         actives: Seq[_Active],
         feeds: Seq[Feed],
         starts: Seq[int],
-        verdicts: Seq[Verdict | None],
+        verdicts: Seq[Verdict | ValueError | None],
         scores: Scores,
         wants: tuple[int, ...],
     ) -> None:
         groups: dict[int, list[Observation]] = {}
         drafters: dict[int, Drafter] = {}
         for index, (active, feed, verdict) in enumerate(zip(actives, feeds, verdicts, strict=True)):
+            if isinstance(verdict, ValueError):
+                continue
             drafter = active.drafter
             drafters[id(drafter)] = drafter
             groups.setdefault(id(drafter), []).append(
@@ -485,6 +530,8 @@ class Engine:
         self._scheduler.drop(sequence)
         active.drafter.forget(sequence.id)
         del self._active[sequence.id]
+        if sequence.finish_reason is None:
+            return
         now = time.perf_counter()
         drafted = sum(step.drafted for step in active.steps)
         start = sequence.shaping.prompt_length
@@ -507,28 +554,46 @@ class Engine:
 
 
 class Stream(Iterator[Delta]):
-    """The deltas of one request. `close` (or leaving a `with`) cancels it; `result` stands after the end."""
+    """The deltas of one request. `close` (or leaving a `with`) cancels it; `result` stands after the end.
+
+    Several streams, `generate` and `step` may take turns on one engine: each stream gets its own deltas, whoever made
+    the step. An exception ends the stream and cancels its request.
+    """
 
     def __init__(self, engine: Engine, id: int) -> None:
         self._engine, self.id = engine, id
         self.result: Result | None = None
-        self._ready: list[Delta] = []
+        self._ready = engine._boxes.setdefault(id, [])
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Delta:
-        while not self._ready:
-            if self.result is not None:
-                raise StopIteration
-            self._ready = [delta for delta in self._engine.step() if delta.id == self.id]
-            if self._ready and self._ready[-1].finish_reason is not None:
-                self.result = self._engine.result(self.id)
-        return self._ready.pop(0)
+        try:
+            while not self._ready and self.id in self._engine._active:
+                self._engine.step()
+            delta = self._ready.pop(0) if self._ready else None
+            if not self._ready and self.id not in self._engine._active:
+                self._end()
+        except BaseException:
+            self.close()
+            raise
+        if delta is None:
+            raise StopIteration
+        return delta
 
     def close(self) -> None:
         if self.result is None:
             self._engine.cancel(self.id)
+            self._engine._failures.pop(self.id, None)
+            if self.id in self._engine._results:
+                self._end()
+            self._engine._boxes.pop(self.id, None)
+            self._ready = []
+
+    def _end(self) -> None:
+        if self.result is None and self.id in self._engine._boxes:
+            del self._engine._boxes[self.id]
             self.result = self._engine.result(self.id)
 
     def __enter__(self) -> Stream:
@@ -544,9 +609,16 @@ def _logprobs(draws: Seq[Draw]) -> tuple[TokenLogprobs, ...]:
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """One prompt or many? A text, token ids and chat messages are one; a list of those is many."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | Mapping)):
+    if not _is_sequence(prompts) or isinstance(prompts, str):
+        return [cast("Prompt", prompts)]
+    if len(prompts) and isinstance(prompts[0], Integral | Mapping):
         return [cast("Prompt", prompts)]
     return list(cast("Seq[Prompt]", prompts))
+
+
+def _is_sequence(value: object) -> bool:
+    """Whether it is a list of something: also an array of numpy, which is no `Sequence`."""
+    return not isinstance(value, bytes | Mapping | Set) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _per_prompt(name: str, value: T | Seq[T] | None, default: T, count: int) -> list[T]:

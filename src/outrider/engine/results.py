@@ -10,7 +10,8 @@ __all__ = ["Delta", "FinishReason", "Origin", "Result", "Step", "TokenLogprobs",
 # Who wrote a token: `drafted` = guessed and accepted; `corrected` = the target's own after a refused guess;
 # `bonus` = the target's own after a draft that was accepted to its end; `plain` = no draft in that step.
 Origin = Literal["drafted", "corrected", "bonus", "plain"]
-FinishReason = Literal["stop", "length", "cancelled"]  # length: max_tokens or the context limit
+# length: max_tokens or the context limit. error: in a delta only; `Engine.result` raises the error then.
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)

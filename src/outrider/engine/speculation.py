@@ -18,7 +18,7 @@ class Speculation:
     """Per-request choice; None leaves it to the engine."""
 
     drafter: str | None = None
-    max_draft_tokens: int | None = None
+    max_draft_tokens: int | None = None  # per step; never more than the drafter's own limit
     verify: Verify | None = None
     enabled: bool = True
     prediction: str | Sequence[int] | None = None  # the expected output (OpenAI's predicted outputs), for `prediction`
