@@ -59,7 +59,7 @@ def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
 def _prompt(line: str, number: int, where: str, chat: bool) -> Prompt:
     try:
         entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a ValueError also for a number of too many digits
         raise PromptFileError(f"{where}: not JSON ({error}); give one JSON object per line") from None
     if not isinstance(entry, dict):
         raise PromptFileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -13,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 __all__ = ["main"]
+
+_WRITING = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG)  # of an OSError without a file: printing failed
 
 # name -> what it does. Its module is `outrider.cli.NAME` with a typer `app`.
 COMMANDS = {
@@ -88,8 +91,16 @@ def _one_line(error: BaseException, message: str) -> str:
     return f"{path}: " + " ".join(message.split())
 
 
+def _open_streams() -> None:
+    """A process may be started without standard streams: nothing is read then, and nothing heard."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 for a failed check, 2 for input refused, 130 for Ctrl-C."""
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     command = typer.main.get_command(app)
@@ -110,8 +121,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing left to say
         return 1
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(_one_line(error, f"{where}{error.strerror or error}"), file=sys.stderr)
+        where = error.filename or ("standard output" if error.errno in _WRITING else None)
+        print(_one_line(error, f"{where}: {error.strerror}" if where else str(error)), file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        what = f"not enough memory ({error}); " if str(error) else "not enough memory; "
+        print(_one_line(error, f"{what}try a smaller --cache-tokens"), file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if not str(error).startswith("OUTRIDER_ISA"):  # the native core names the variable that it refuses
+            raise
+        print(_one_line(error, str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

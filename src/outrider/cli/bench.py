@@ -14,6 +14,7 @@ import typer
 from outrider.cli.bench_kernels import kernels
 from outrider.cli.errors import CommandError
 from outrider.cli.options import PREDICTION, DraftOptions, EngineOptions, flatten, open_engine
+from outrider.cli.report_file import ReportFile
 
 if TYPE_CHECKING:
     from outrider import Engine, Result, SamplingParams
@@ -155,20 +156,14 @@ def _check_prompts(engine: Engine, drafters: Sequence[str], prompts: Sequence[Pr
 
 
 class _Report:
-    """The JSON file. Opened before anything is measured, so that a path that cannot be written costs nobody an hour."""
+    """The JSON report, where one is wanted."""
 
     def __init__(self, path: str | None) -> None:
-        self._path = path
-        if path not in (None, "-"):
-            assert path is not None
-            try:
-                with open(path, "a", encoding="utf-8"):
-                    pass
-            except OSError as error:
-                raise CommandError(f"--json: {path}: {error.strerror or error}") from None
+        self._file = None if path in (None, "-") else ReportFile(str(path))
+        self._printed = path == "-"
 
     def write(self, runs: list[dict[str, Any]], engine: Engine) -> None:
-        if self._path is None:
+        if self._file is None and not self._printed:
             return
         from outrider import __version__
         from outrider.bench import environment
@@ -185,10 +180,10 @@ class _Report:
             },
             indent=2,
         )
-        if self._path == "-":
+        if self._file is None:
             print(text)
         else:
-            Path(self._path).write_text(text + "\n", encoding="utf-8")
+            self._file.write(text + "\n")
 
 
 def _print_differences(runs: Sequence[dict[str, Any]], exact: bool) -> None:

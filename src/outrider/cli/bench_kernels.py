@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from outrider.cli.errors import CommandError
 from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.report_file import ReportFile
 
 __all__ = ["kernels"]
 
@@ -47,10 +47,7 @@ def kernels(
         raise CommandError(f"--rows: {rows!r} is not a list of whole numbers like 1,4,8") from None
     if counts[0] != 1:
         raise CommandError(f"--rows: {rows!r} does not begin with 1, which the others are compared with")
-    if as_json not in (None, "-"):
-        assert as_json is not None
-        if not Path(as_json).absolute().parent.is_dir():
-            raise CommandError(f"--json: {as_json}: the folder does not exist")
+    file = None if as_json is None or as_json == "-" else ReportFile(as_json)
 
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -68,8 +65,8 @@ def kernels(
     if as_json == "-":
         print(json.dumps(report, indent=2))
         return
-    if as_json is not None:
-        Path(as_json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if file is not None:
+        file.write(json.dumps(report, indent=2) + "\n")
     _print(report)
 
 

@@ -149,6 +149,8 @@ def _ask() -> str | None:
         try:
             return input("> " if sys.stdin.isatty() else "").strip()
         except KeyboardInterrupt:
+            if not sys.stdin.isatty():  # no one could end it with Ctrl-D
+                raise
             print(file=sys.stderr)
             _note("/exit or Ctrl-D ends")
         except EOFError:

@@ -88,6 +88,8 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ParameterError("stop", f"{text!r} is not a non-empty string")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise ParameterError("stop", f"{text!r} is not Unicode: no text has half a surrogate pair")
         object.__setattr__(self, "stop_token_ids", listed("stop_token_ids"))
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
