@@ -70,12 +70,12 @@ def test_ctrl_c_while_it_works(command: str, folder: Path) -> None:
     """Silence, 130 (or death by the signal, which a shell calls 130), and no file."""
     report = folder / "report.json"
     arguments = {
-        "generate": ["ab", "-n", "60000", "--ignore-eos", "--cache-tokens", "65536"],
-        "bench": ["--prompts", str(folder / "p.jsonl"), "-n", "2000", "--json", str(report)],
+        "generate": ["ab", "-n", "60000", "--ignore-eos", "--cache-tokens", "65536", "--drafter", "none"],
+        "bench": ["--prompts", str(folder / "p.jsonl"), "-n", "2000", "--repeat", "100000", "--json", str(report)],
         "chat": [],
     }[command]
     with start(command, *arguments, "--model", str(folder / "long"), stdin=subprocess.PIPE) as process:
-        time.sleep(1)
+        time.sleep(2)  # it is at work by then, and for long after
         process.send_signal(signal.SIGINT)
         error = process.stderr.read() if process.stderr else b""
         process.wait(60)

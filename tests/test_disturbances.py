@@ -9,6 +9,7 @@ import pytest
 
 from outrider import Engine, SamplingParams
 from outrider.core.sampling import DrawError
+from outrider.core.tree import Tree
 from outrider.drafters.ngram import DRAFTER as NGRAM
 from rigs import Rig, accepted, draft_files, engine, files, loaded, mix, prompts, said
 
@@ -293,3 +294,31 @@ def test_arrays_of_numpy_are_prompts() -> None:
     got = e.generate([np.array([5, 6, 7]), [np.int32(5), 6, 7], [5, 6, 7]], GOOD)
     assert said(got[0])[1:] == said(got[1])[1:] == said(got[2])[1:]
     assert said(e.generate(np.array([5, 6, 7]), GOOD)[0])[1:] == said(got[0])[1:]
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_an_end_that_is_only_guessed_ends_nothing(
+    chain: bool, plain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter that guesses the end of text at every step: the text ends where the target ends it."""
+    end = files().tokenizer.eos[0]
+
+    def guess(self: Any, request: Any) -> Tree:
+        root = request.shaping.tokens[-1]
+        guesses = [end, end, 5][: request.budget]
+        return Tree.chain(root, guesses) if chain else Tree.merge(root, [[end, 7], [5, end]], request.budget)
+
+    monkeypatch.setattr(NGRAM, "_guess", guess)
+    got = engine(drafter="ngram", batch_size=4).generate(prompts(4), GOOD)
+    assert [said(r) for r in got] == plain
+    assert any(len(r.tokens) == 20 for r in got)
+
+
+def test_a_request_without_a_step_has_an_acceptance_length() -> None:
+    """Cancelled before its first token: 1, not a division by zero, and books that add up."""
+    e = speculative()
+    id = e.add(prompts(4)[0], GOOD)
+    e.cancel(id)
+    result = e.result(id)
+    assert (result.mean_acceptance_length, result.steps, result.tokens) == (1.0, [], [])
+    assert (result.usage.total_tokens, result.text) == (len(prompts(4)[0]), "")
