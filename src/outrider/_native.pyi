@@ -11,6 +11,9 @@ _Feed = tuple[int, Sequence[int], Sequence[int], Sequence[int] | None, Sequence[
 def isa() -> str:
     """The instruction set in use: avx512, avxvnni, avx2 or portable. The environment's OUTRIDER_ISA overrides it."""
 
+def cache_bytes(kv_dtype: str, layers: int, kv_heads: int, head_dim: int, slots: int) -> int:
+    """Bytes of address space that a decoder's cache takes."""
+
 class Decoder:
     def __init__(
         self,
@@ -112,3 +115,7 @@ class Linear:
         swiglu: bool = False,
         first_row: int = 0,
     ) -> NDArray[np.float32]: ...
+    @property
+    def bytes(self) -> int: ...
+    def apply(self, x: NDArray[np.float32], threads: int) -> NDArray[np.float32]:
+        """[M, K] -> [M, N], any M, on the process's pool of `threads` threads."""

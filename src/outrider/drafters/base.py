@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.models.config import DecoderConfig
+from outrider.models.load import ModelFiles
 from outrider.runtime.runner import Runner, Scores
 
 __all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "Stateless"]
@@ -68,9 +69,10 @@ class Context:
     config: DecoderConfig
     tokenizer: Any  # outrider.models.tokenizer.Tokenizer
     target: Runner
-    load: Callable[
-        [str], Any
-    ]  # a second model by name or path -> outrider.runtime.load.Loaded, with the engine's settings
+    files: ModelFiles  # of the target, in the format of its file
+    # a second model by name or path, with the engine's settings: outrider.runtime.load.Loaded
+    load: Callable[[str], Any]
+    forecast: Callable[[str], dict[str, int]]  # the bytes that `load` will take, by purpose; loads nothing
     draft_model: str | None = None  # what the caller named
     batch_size: int = 1
 
@@ -91,6 +93,11 @@ class Drafter(Protocol):
     ]  # target layers whose hidden states it needs, in the order in which `Observation.hidden` has them
 
     def __init__(self, options: Any, context: Context) -> None: ...
+
+    @classmethod
+    def forecast(cls, options: Any, context: Context) -> dict[str, int]:
+        """What `memory` will say once the drafter is made, within 5 %, from shapes alone: no weights are packed."""
+        ...
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         """One tree per request, its root the last token, at most `budget` guesses. `Tree.root` gives up this step."""
@@ -117,6 +124,10 @@ class Stateless:
     def observe(self, step: Sequence[Observation]) -> None: ...
 
     def forget(self, sequence: int) -> None: ...
+
+    @classmethod
+    def forecast(cls, options: Any, context: Context) -> dict[str, int]:
+        return {}
 
     def memory(self) -> dict[str, int]:
         return {}

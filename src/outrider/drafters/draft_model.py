@@ -57,18 +57,21 @@ class DraftModel:
     wants: tuple[int, ...] = ()
 
     def __init__(self, options: DraftModelOptions, context: Context) -> None:
-        if context.draft_model is None:
-            raise DrafterError("draft_model: no draft named; pass --draft-model NAME (draft_model= in Python)")
+        name = _named(context)
         if not 1 <= options.width <= _WIDEST or options.depth < 0 or not 0 <= options.min_probability < 1:
             raise DrafterError(
                 f"draft_model: width is in [1, {_WIDEST}], depth at least 0 and min_probability in [0, 1)"
             )
-        loaded = context.load(context.draft_model)
+        loaded = context.load(name)
         _same_vocabulary(context.tokenizer, loaded.tokenizer)
         self.options, self.runner = options, loaded.runner
         self._target_vocabulary = context.config.vocabulary
         self._vocabulary = min(context.config.vocabulary, self.runner.config.vocabulary)
         self._fed: dict[int, _Fed] = {}
+
+    @classmethod
+    def forecast(cls, options: DraftModelOptions, context: Context) -> dict[str, int]:
+        return {f"draft {purpose}": size for purpose, size in context.forecast(_named(context)).items()}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
@@ -229,6 +232,12 @@ class _Growth:
         # a parent is never less likely than its child, so the best nodes are a tree
         best = sorted(range(1, len(self.tokens)), key=lambda n: (-self.confidence[n], n))[: self.guesses]
         return self.draft().select([0, *sorted(best)])
+
+
+def _named(context: Context) -> str:
+    if context.draft_model is None:
+        raise DrafterError("draft_model: no draft named; pass --draft-model NAME (draft_model= in Python)")
+    return context.draft_model
 
 
 def _widen(law: Law, size: int) -> Law:

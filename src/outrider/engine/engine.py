@@ -335,17 +335,32 @@ class Engine:
             given, most = self._options.get(name, {}), self._default.max_draft_tokens
             # the engine's limit replaces the method's default, which a longer draft would not get past
             options = registry.options(name, given if most is None else {"max_draft_tokens": most, **given})
-            context = Context(
-                config=self.config,
-                tokenizer=self.tokenizer,
-                target=self.runner,
-                load=self._load_draft,
-                draft_model=self._draft_model,
-                batch_size=self._scheduler.batch_size,
-            )
-            drafter = self._drafters[name] = cls(options, context)
+            drafter = self._drafters[name] = cls(options, self._context())
             self._guesses[name] = options.max_draft_tokens
         return drafter
+
+    def forecast(self, name: str) -> dict[str, int]:
+        """Bytes that a drafter will hold, by purpose, told before anything of it is loaded."""
+        return registry.find(name).forecast(registry.options(name, self._options.get(name, {})), self._context())
+
+    def _context(self) -> Context:
+        return Context(
+            config=self.config,
+            tokenizer=self.tokenizer,
+            target=self.runner,
+            files=self.files,
+            load=self._load_draft,
+            forecast=self._forecast_draft,
+            draft_model=self._draft_model,
+            batch_size=self._scheduler.batch_size,
+        )
+
+    def _forecast_draft(self, name: str) -> dict[str, int]:
+        if self._draft is not None:
+            return self._draft.runner.memory()
+        from outrider.runtime.load import forecast
+
+        return forecast(name, **self._loading)
 
     def _load_draft(self, name: str) -> Loaded:
         if self._draft is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider.models.tokenizer import Tokenizer
     from outrider.runtime.runner import Runner
 
-__all__ = ["RUNNERS", "Loaded", "load"]
+__all__ = ["RUNNERS", "Loaded", "forecast", "load"]
 
 RUNNERS = ("native", "reference")
 _REFERENCE_DTYPES = ("auto", "fp32", "fp64")
@@ -75,6 +75,29 @@ def load(
         tokens = cache_tokens or _cache_tokens(files.config)
         made = NativeRunner(files, dtype, head_dtype, kv_dtype, threads, tokens, page_size)
     return Loaded(made, files.tokenizer, files)
+
+
+def forecast(
+    model: str | Path | ModelFiles,
+    *,
+    runner: str = "native",
+    dtype: str = "auto",
+    head_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    threads: int | None = None,
+    cache_tokens: int | None = None,
+    page_size: int = 64,
+) -> dict[str, int]:
+    """Bytes that `load` with the same arguments will hold in weights and cache, from shapes alone."""
+    files = _opened(model)
+    if runner == "reference":
+        from outrider.runtime.reference import forecast as reference
+
+        return reference(files, dtype, cache_tokens or min(files.config.context, _REFERENCE_TOKENS), page_size)
+    from outrider.runtime.native import forecast as native
+
+    tokens = cache_tokens or _cache_tokens(files.config)
+    return native(files, dtype, head_dtype, kv_dtype, cache_tokens=tokens, page_size=page_size)
 
 
 def _opened(model: str | Path | ModelFiles) -> ModelFiles:

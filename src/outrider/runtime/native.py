@@ -17,19 +17,13 @@ from outrider.models.rotary import inverse_frequencies
 from outrider.models.tensor import Tensor
 from outrider.runtime import native_sampling as sampling
 from outrider.runtime.cores import physical_cores
+from outrider.runtime.packed import WEIGHT_KINDS, packed_bytes, pick_format
 from outrider.runtime.runner import Feed
 
-__all__ = ["DTYPES", "KV_DTYPES", "NativeRunner", "NativeScores"]
+__all__ = ["DTYPES", "KV_DTYPES", "NativeRunner", "NativeScores", "forecast"]
 
 KV_DTYPES = ("fp32", "bf16", "int8")
-# The formats that weights may be packed in, the most exact first, and the kinds of tensors that `auto` packs so.
-_KINDS = {
-    "fp32": ("F32",),
-    "bf16": ("BF16", "F16"),
-    "int8": ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0"),
-    "int4": ("Q4_K", "Q4_1", "Q4_0"),
-}
-DTYPES = ("auto", *_KINDS)
+DTYPES = ("auto", *WEIGHT_KINDS)
 
 
 class NativeRunner:
@@ -53,12 +47,8 @@ class NativeRunner:
         cache_tokens: int = 4096,
         page_size: int = 64,
     ) -> None:
-        _one_of("dtype", dtype, DTYPES)
-        head_dtype = _one_of("head_dtype", head_dtype or ("auto" if dtype == "int4" else dtype), DTYPES)
         self.config = config = files.config
-        self.formats = _formats(files.tensors, config.layers, dtype, head_dtype)
-        exact = set(self.formats.values()) == {"fp32"}
-        self.kv_dtype = _one_of("kv_dtype", kv_dtype or ("fp32" if exact else "bf16"), KV_DTYPES)
+        self.formats, self.kv_dtype = _choose(files, dtype, head_dtype, kv_dtype)
         self.threads = threads or physical_cores()
         frequencies, factor = inverse_frequencies(config)
         self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
@@ -139,6 +129,46 @@ class NativeScores:
         return self._hidden[first : first + rows]
 
 
+def forecast(
+    files: ModelFiles,
+    dtype: str = "auto",
+    head_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    *,
+    cache_tokens: int,
+    page_size: int = 64,
+) -> dict[str, int]:
+    """Bytes that a `NativeRunner` of these arguments will hold in weights and cache; nothing is packed."""
+    config = files.config
+    formats, kv_dtype = _choose(files, dtype, head_dtype, kv_dtype)
+    slots = -(-cache_tokens // page_size) * page_size
+    return {
+        "weights": sum(_product_bytes(files.tensors, name, format) for name, format in formats.items()),
+        "cache": _native.cache_bytes(kv_dtype, config.layers, config.kv_heads, config.head_dim, slots),
+    }
+
+
+_STACKED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+
+def _product_bytes(tensors: Mapping[str, Tensor], name: str, format: str) -> int:
+    prefix, _, last = name.rpartition(".")
+    if name == "head" and "head" not in tensors:
+        last = "embed"
+    parts = [tensors[f"{prefix}.{part}" if prefix else part] for part in _STACKED.get(last, (last,))]
+    rows = sum(part.shape[0] for part in parts)
+    return packed_bytes(format, [p.kind for p in parts], rows, parts[0].shape[1], paired=last == "gate_up")
+
+
+def _choose(files: ModelFiles, dtype: str, head_dtype: str | None, kv_dtype: str | None) -> tuple[dict[str, str], str]:
+    """The format of each product, and of the cache."""
+    _one_of("dtype", dtype, DTYPES)
+    head_dtype = _one_of("head_dtype", head_dtype or ("auto" if dtype == "int4" else dtype), DTYPES)
+    formats = _formats(files.tensors, files.config.layers, dtype, head_dtype)
+    exact = set(formats.values()) == {"fp32"}
+    return formats, _one_of("kv_dtype", kv_dtype or ("fp32" if exact else "bf16"), KV_DTYPES)
+
+
 def _one_of(parameter: str, value: str, known: Iterable[str]) -> str:
     if value not in known:
         raise ParameterError(parameter, f"{value!r} is not one of {', '.join(known)}")
@@ -149,10 +179,7 @@ def _formats(tensors: Mapping[str, Tensor], layers: int, dtype: str, head_dtype:
     """The format of each product: parts that are stacked are packed alike."""
 
     def pick(wish: str, *parts: str) -> str:
-        if wish != "auto":
-            return wish
-        kinds = {tensors[part].kind for part in parts if part in tensors}
-        return next(format for format, known in _KINDS.items() if kinds & set(known))
+        return pick_format(wish, [tensors[part].kind for part in parts if part in tensors])
 
     formats = {"head": pick(head_dtype, "head" if "head" in tensors else "embed")}
     for layer in (f"layers.{i}." for i in range(layers)):

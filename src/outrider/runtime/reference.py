@@ -22,7 +22,7 @@ from outrider.models.config import DecoderConfig
 from outrider.models.rotary import rotary_table
 from outrider.runtime.runner import Feed
 
-__all__ = ["ReferenceRunner", "ReferenceScores"]
+__all__ = ["ReferenceRunner", "ReferenceScores", "forecast"]
 
 Array = NDArray[Any]  # float32 or float64, as the runner was made
 Slots = NDArray[np.intp]
@@ -209,6 +209,16 @@ class ReferenceRunner:
             )
             for i in range(self.config.layers)
         ]
+
+
+def forecast(files: Weights, dtype: str, cache_tokens: int, page_size: int = 64) -> dict[str, int]:
+    """Bytes that a `ReferenceRunner` will hold in weights and cache, from shapes alone."""
+    config, item = files.config, 8 if dtype == "fp64" else 4
+    rows = -(-cache_tokens // page_size) * page_size
+    return {
+        "weights": item * sum(int(np.prod(tensor.shape)) for tensor in files.tensors.values()),
+        "cache": 2 * item * config.layers * rows * config.kv_heads * config.head_dim,
+    }
 
 
 class ReferenceScores:

@@ -6,7 +6,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "linear/linear.h"
+#include "pool.h"
 
 namespace nb = nanobind;
 
@@ -111,6 +114,38 @@ class PyLinear {
     return out;
   }
 
+  // x W^T + b on the process's pool of `threads` threads, the one that the decoders use.
+  nb::ndarray<nb::numpy, float, nb::ndim<2>> apply(const Rows& x, int threads) {
+    const auto M = static_cast<std::int64_t>(x.shape(0)), K = linear_.columns(), N = linear_.rows();
+    if (static_cast<std::int64_t>(x.shape(1)) != K) {
+      throw std::invalid_argument("rows of " + std::to_string(x.shape(1)) + " values for a layer of " +
+                                  std::to_string(K) + " columns");
+    }
+    if (linear_.paired()) throw std::invalid_argument("a paired layer is multiplied with swiglu only");
+    float* y;
+    auto out = matrix(M, N, &y);
+    const float* rows = x.data();
+    const nb::gil_scoped_release released;
+    const std::lock_guard lock(busy_);
+    if (!pool_ || pool_->threads() != threads) pool_ = outrider::Pool::of(threads);
+    const auto room = static_cast<int>(std::min<std::int64_t>(M, outrider::kMaxRows));
+    if (activations_.max_rows() < room) activations_ = outrider::Activations(room, K);
+    for (std::int64_t first = 0; first < M; first += outrider::kMaxRows) {
+      const auto count = static_cast<int>(std::min<std::int64_t>(M - first, outrider::kMaxRows));
+      pool_->run([&](int thread) {
+        const outrider::Share mine = outrider::share(count, thread, threads);
+        for (int m = mine.begin; m < mine.end; ++m) activations_.prepare(linear_, rows + (first + m) * K, m);
+        pool_->barrier(thread);
+        const outrider::Share units = outrider::share(linear_.units(), thread, threads);
+        if (units.begin < units.end) {
+          outrider::multiply(linear_, activations_, count, units.begin, units.end, y + first * N, N,
+                             outrider::Epilogue::store);
+        }
+      });
+    }
+    return out;
+  }
+
   nb::ndarray<nb::numpy, float, nb::ndim<2>> dequantised() const {
     float* out;
     auto array = matrix(linear_.rows(), linear_.columns(), &out);
@@ -122,6 +157,9 @@ class PyLinear {
 
  private:
   outrider::Linear linear_;
+  std::mutex busy_;
+  std::shared_ptr<outrider::Pool> pool_;
+  outrider::Activations activations_;
 };
 
 }  // namespace
@@ -153,6 +191,8 @@ are (kind, raw [rows, bytes per row], columns), stacked along N; ValueError for 
            nb::arg("add_to") = nb::none(), nb::arg("swiglu") = false, nb::arg("first_row") = 0,
            R"(x [M, K] -> [M, N], one thread per part of `splits` (unit numbers). `add_to` [M, N] is added,
 `swiglu` gives silu(gate) * up [M, N / 2], `first_row` puts the rows elsewhere in their tiles.)")
+      .def("apply", &PyLinear::apply, nb::arg("x"), nb::arg("threads"),
+           "x [M, K] -> [M, N], any M, on the process's pool of `threads` threads.")
       .def("dequantised", &PyLinear::dequantised, "What is multiplied, as float32. [N, K]")
       .def_prop_ro("bytes", [](const PyLinear& l) { return l.linear().bytes(); }, "Bytes streamed by one multiplication.")
       .def_prop_ro("format", [](const PyLinear& l) { return outrider::name(l.linear().format()); })

@@ -175,6 +175,12 @@ NB_MODULE(_native, module) {
   module.doc() = "Outrider's native core: the forward of a decoder, and draws from its logits.";
   module.def("isa", [] { return outrider::name(outrider::isa()); },
              "The instruction set in use: avx512, avxvnni, avx2 or portable. OUTRIDER_ISA overrides it.");
+  module.def(
+      "cache_bytes",
+      [](const std::string& kv_dtype, int layers, int kv_heads, int head_dim, std::int64_t slots) {
+        return outrider::KvCache(outrider::kv_format_of(kv_dtype), layers, kv_heads, head_dim, slots).bytes();
+      },
+      nb::arg("kv_dtype"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("slots"));
   nb::class_<Runner>(module, "Decoder")
       .def(nb::init<nb::dict, nb::dict, nb::dict, outrider::Doubles, double, const std::string&, std::int64_t, int, int>(),
            nb::kw_only(), nb::arg("shape"), nb::arg("tensors"), nb::arg("formats"), nb::arg("frequencies"),
