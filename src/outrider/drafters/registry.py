@@ -14,7 +14,7 @@ from outrider.drafters.base import Drafter, DrafterError, Options
 __all__ = ["GROUP", "find", "names", "options"]
 
 GROUP = "outrider.drafters"
-_NOT_METHODS = {"base", "registry"}
+_NOT_METHODS = {"base", "gain", "registry"}
 
 
 def _own() -> list[str]:
