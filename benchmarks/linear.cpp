@@ -22,12 +22,18 @@
 #include <emmintrin.h>
 #define PAUSE _mm_pause()
 #else
-#define PAUSE
+#define PAUSE static_cast<void>(0)
 #endif
 
 using namespace outrider;
 
 namespace {
+
+// Waits busily, and lets others run after a while: whoever is waited for may have no core at the moment.
+template <class Done>
+void wait_until(Done done) {
+  for (int i = 0; !done(); ++i) i < 10000 ? PAUSE : std::this_thread::yield();
+}
 
 // Threads that wait busily between two pieces of work.
 class Crew {
@@ -36,7 +42,7 @@ class Crew {
     for (int t = 1; t < threads; ++t)
       helpers_.emplace_back([this, t] {
         for (int seen = 0;;) {
-          while (round_.load(std::memory_order_acquire) == seen) PAUSE;
+          wait_until([&] { return round_.load(std::memory_order_acquire) != seen; });
           ++seen;
           if (stop_) return;
           work_(t);
@@ -54,7 +60,7 @@ class Crew {
     done_ = 1;
     round_.fetch_add(1, std::memory_order_release);
     work_(0);
-    while (done_.load(std::memory_order_acquire) != threads_) PAUSE;
+    wait_until([&] { return done_.load(std::memory_order_acquire) == threads_; });
   }
   int threads() const { return threads_; }
 

@@ -17,18 +17,15 @@
 
 #include "linear/layout.h"
 
-#if defined(OUTRIDER_PLAIN)  // vectors are arrays: leave it to the compiler, or it drowns in them
-#define OUTRIDER_UNROLL
-#define OUTRIDER_LOOP
-#define OUTRIDER_INLINE __attribute__((noinline))
-#elif defined(__clang__)
+#if defined(__clang__)
 #define OUTRIDER_UNROLL _Pragma("clang loop unroll(full)")
 #define OUTRIDER_LOOP _Pragma("clang loop unroll(disable)")
-#define OUTRIDER_INLINE __attribute__((always_inline)) inline
 #else
 #define OUTRIDER_UNROLL _Pragma("GCC unroll 16")
 #define OUTRIDER_LOOP _Pragma("GCC unroll 1")  // unrolled along K: 8 % slower at one row, 30 % at 16
-#define OUTRIDER_INLINE __attribute__((always_inline)) inline
+#endif
+#if !defined(OUTRIDER_CHUNK)
+#define OUTRIDER_CHUNK OUTRIDER_OP  // inlined
 #endif
 
 namespace outrider {
@@ -76,12 +73,12 @@ struct Fp32 {
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
+  static OUTRIDER_CHUNK void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     w += 4 * at.column;
     Floats sum[R][B];
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
-    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
+    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights) {
       OUTRIDER_LOOP for (int k = 0; k < 16; ++k) {
         Floats x[B];
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = load(reinterpret_cast<const float*>(w + k * kUnit * 4 + 64 * b));
@@ -91,6 +88,7 @@ struct Fp32 {
           OUTRIDER_UNROLL for (int b = 0; b < B; ++b) add_product(sum[r][b], x[b], y);
         }
       }
+    }
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) store(acc + 32 * r + 16 * b, sum[r][b]);
   }
 };
@@ -102,12 +100,12 @@ struct Bf16 {
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
+  static OUTRIDER_CHUNK void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     w += 4 * at.column;
     Floats sum[R][B];
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
-    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
+    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights) {
       OUTRIDER_LOOP for (int k = 0; k < 16; ++k) {
         Bytes x[B];
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) x[b] = load_bytes(w + k * kUnit * 4 + 64 * b);
@@ -117,6 +115,7 @@ struct Bf16 {
           OUTRIDER_UNROLL for (int b = 0; b < B; ++b) add_pairs(sum[r][b], x[b], y);
         }
       }
+    }
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) store(acc + 32 * r + 16 * b, sum[r][b]);
   }
 };
@@ -128,12 +127,12 @@ struct WideBf16 {
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
+  static OUTRIDER_CHUNK void chunk(const std::uint8_t* w, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     w += 4 * at.column;
     Floats sum[R][B];
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) sum[r][b] = load(acc + 32 * r + 16 * b);
-    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights)
+    for (int i = 0; i < at.blocks; ++i, w += kWeights, a += kActivations, ahead += kWeights) {
       OUTRIDER_LOOP for (int k = 0; k < 16; ++k) {
         Floats even[B], odd[B];
         OUTRIDER_UNROLL for (int b = 0; b < B; ++b) widen(w + k * kUnit * 4 + 64 * b, even[b], odd[b]);
@@ -147,6 +146,7 @@ struct WideBf16 {
           }
         }
       }
+    }
     OUTRIDER_UNROLL for (int r = 0; r < R; ++r) OUTRIDER_UNROLL for (int b = 0; b < B; ++b) store(acc + 32 * r + 16 * b, sum[r][b]);
   }
 };
@@ -159,7 +159,7 @@ struct Int8 {
   static std::size_t lead(int) { return 0; }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* a, const Place& at, float* acc,
+  static OUTRIDER_CHUNK void chunk(const std::uint8_t* group, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     const std::uint8_t* w = group + kScales + 4 * at.column;
     Ints sum[R][B];
@@ -208,7 +208,7 @@ struct Int4 {
   }
 
   template <int R, int B, int sharers>
-  static OUTRIDER_INLINE void chunk(const std::uint8_t* group, const std::uint8_t* a, const Place& at, float* acc,
+  static OUTRIDER_CHUNK void chunk(const std::uint8_t* group, const std::uint8_t* a, const Place& at, float* acc,
                                     const std::uint8_t* ahead) {
     const std::uint8_t* w = group + kScales + 4 * at.column;
     const std::uint8_t* header = group - static_cast<std::size_t>(at.g % 8) * kWeights - kPackedHeader;
