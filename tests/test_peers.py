@@ -22,7 +22,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import peers  # noqa: E402
 from contenders import huggingface, llama_cpp_python, openvino_genai_pipeline  # noqa: E402
-from contenders.base import Absent, Generation, Setup, Spec  # noqa: E402
+from contenders.base import Absent, Generation, Setup, Spec, in_turns  # noqa: E402
 from contenders.quiet import Usage, foreign_share, usage  # noqa: E402
 from contenders.race import Plan, Task, race  # noqa: E402
 from contenders.report import rival_of, summarise, table  # noqa: E402
@@ -169,6 +169,11 @@ def test_one_that_stops_early_is_left_out() -> None:
 
     _, out = _report({"llama.cpp:Q8_0:plain": Short("llama.cpp:Q8_0:plain", [], 0.001)}, _plan())
     assert out == {"llama.cpp:Q8_0:plain": "wrote 7 tokens where 8 were asked for"}
+
+
+def test_numbers_of_rows_go_up_and_down() -> None:
+    """Each as often as asked for, and after one round the smallest does not come straight after the largest."""
+    assert list(in_turns((1, 4, 8), 3)) == [1, 4, 8, 8, 4, 1, 1, 4, 8]
 
 
 def test_an_engine_without_steps_keeps_its_other_figures() -> None:

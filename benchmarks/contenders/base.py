@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from convert_gguf import DEFAULT_FOLDER, ConversionError, convert
 
-__all__ = ["Absent", "Contender", "Generation", "Setup", "Spec", "lookup_settings", "source"]
+__all__ = ["Absent", "Contender", "Generation", "Setup", "Spec", "in_turns", "lookup_settings", "source"]
 
 
 class Absent(Exception):  # noqa: N818 - not an error of the run: the contender is left out of it and named
@@ -59,6 +59,12 @@ class Contender(Protocol):
         The numbers of rows take turns. Raises Absent where the engine has no call for it.
         """
         ...
+
+
+def in_turns(rows: Sequence[int], repeats: int) -> Iterator[int]:
+    """Every number `repeats` times, up and down by turns: none always follows the largest, which empties the caches."""
+    for repeat in range(repeats):
+        yield from rows if repeat % 2 == 0 else reversed(rows)
 
 
 def source(spec: Spec, setup: Setup) -> Path:

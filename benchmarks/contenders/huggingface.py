@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from contenders.base import Absent, Generation, Setup, Spec, lookup_settings
+from contenders.base import Absent, Generation, Setup, Spec, in_turns, lookup_settings
 
 __all__ = ["create"]
 
@@ -73,13 +73,12 @@ class Transformers:
         with self.torch.inference_mode():
             cache = self.transformers.DynamicCache(config=self.model.config)
             self.model(self.torch.tensor([list(context)]), None, None, cache, logits_to_keep=1)
-            for _ in range(repeats):
-                for number in rows:
-                    ids = self.torch.tensor([list(context[:number])])
-                    began = time.perf_counter()
-                    self.model(ids, None, None, cache)  # by place: the parameter's name differs between releases
-                    out[number].append(1000 * (time.perf_counter() - began))
-                    cache.crop(-number)
+            for number in in_turns(rows, repeats):
+                ids = self.torch.tensor([list(context[:number])])
+                began = time.perf_counter()
+                self.model(ids, None, None, cache)  # by place: the parameter's name differs between releases
+                out[number].append(1000 * (time.perf_counter() - began))
+                cache.crop(-number)
         return out
 
 

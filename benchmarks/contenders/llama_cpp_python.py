@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from contenders.base import Absent, Generation, Setup, Spec, lookup_settings, source
+from contenders.base import Absent, Generation, Setup, Spec, in_turns, lookup_settings, source
 
 __all__ = ["create"]
 
@@ -121,12 +121,11 @@ class LlamaCpp:
         self.library.llama_memory_clear(self.memory, True)
         self._forward(context, 0, last_only=True)
         out: dict[int, list[float]] = {number: [] for number in rows}
-        for _ in range(repeats):
-            for number in rows:
-                began = time.perf_counter()
-                self._forward(context[:number], len(context))
-                out[number].append(1000 * (time.perf_counter() - began))
-                self.library.llama_memory_seq_rm(self.memory, 0, len(context), -1)
+        for number in in_turns(rows, repeats):
+            began = time.perf_counter()
+            self._forward(context[:number], len(context))
+            out[number].append(1000 * (time.perf_counter() - began))
+            self.library.llama_memory_seq_rm(self.memory, 0, len(context), -1)
         return out
 
     def _forward(self, tokens: Sequence[int], start: int, *, last_only: bool = False) -> None:

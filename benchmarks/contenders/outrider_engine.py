@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from contenders.base import Absent, Generation, Setup, Spec
+from contenders.base import Absent, Generation, Setup, Spec, in_turns
 
 __all__ = ["create"]
 
@@ -54,12 +54,11 @@ class Outrider:
             held.reserve(len(context) + max(rows))
             runner.forward([Feed(held, list(context))])
             held.commit(len(context))
-            for _ in range(repeats):
-                for number in rows:
-                    feed = Feed(held, [context[0]], Tree.chain(context[0], context[1:number]))
-                    began = time.perf_counter()
-                    runner.forward([feed])
-                    out[number].append(1000 * (time.perf_counter() - began))
+            for number in in_turns(rows, repeats):
+                feed = Feed(held, [context[0]], Tree.chain(context[0], context[1:number]))
+                began = time.perf_counter()
+                runner.forward([feed])
+                out[number].append(1000 * (time.perf_counter() - began))
         finally:
             held.release()
         return out
