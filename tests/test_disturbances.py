@@ -173,17 +173,18 @@ def test_a_draft_with_broken_logits_is_no_draft(rule: Any, plain: list[Any]) -> 
 def test_the_longest_draft_is_the_callers(drafter: str) -> None:
     """`max_draft_tokens` of the engine goes beyond the method's default, and below it."""
     for most in (1, 30):
-        e = engine(drafter=drafter, max_draft_tokens=most)
+        options = {"row_cost": 0.0} if drafter == "suffix" else None
+        e = engine(drafter=drafter, max_draft_tokens=most, drafter_options=options)
         (result,) = e.generate([[5, 6, 7, 8] * 30], SamplingParams(max_tokens=60, ignore_eos=True))
         longest = max(step.drafted for step in result.steps)
         assert longest <= most
         # a window and its candidates are no larger than their own options make them
-        assert longest > {"ngram": 15, "suffix": 12, "draft_model": 5, "junk": 8, "lookahead": 1}[drafter] or most == 1
+        assert longest > {"ngram": 15, "suffix": 24, "draft_model": 5, "junk": 8, "lookahead": 1}[drafter] or most == 1
 
 
 def test_huge_drafter_options_overflow_nothing() -> None:
-    """Factors up to the largest float; a width that nobody can want is refused."""
-    e = engine(drafter="suffix", drafter_options={"factor": 1.7e308})
+    """Numbers beyond all use; a width that nobody can want is refused."""
+    e = engine(drafter="suffix", drafter_options={"row_cost": 1e-300, "memory_mb": 1e300})
     assert accepted(e.generate([[5, 6, 7, 8] * 20], SamplingParams(max_tokens=40, logit_bias={5: 9}))) > 0
     e = engine(drafter="ngram", drafter_options={"max_ngram": 10**30})
     assert accepted(e.generate([[5, 6, 7, 8] * 20], SamplingParams(max_tokens=40, logit_bias={5: 9}))) > 0
@@ -206,7 +207,7 @@ def test_a_prompt_in_chunks_is_drafted_for_like_a_whole_one() -> None:
     """Every drafter sees the prompt's first tokens too, however it was chunked: the steps are the same."""
     head = [int(t) for t in np.random.default_rng(0).integers(3, 97, 40)]
     prompt = [*head, 1, 2, *head[:12]]
-    short = {"suffix": {"min_match": 1}}  # a single token of the prompt is a match
+    short = {"suffix": {"row_cost": 0.02}}  # not measured: the same in every run
     for drafter in ("ngram", "suffix", "lookahead", "draft_model"):
         settings = {"drafter": drafter, "drafter_options": short.get(drafter)}
         steps = [engine(prefill_chunk=chunk, **settings).generate([prompt], GOOD)[0].steps for chunk in (512, 5, 1)]

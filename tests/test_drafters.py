@@ -17,7 +17,12 @@ NAMES = registry.names()
 ROOMY = Rig()
 
 
+# The reference runner's rows are all dear: drafters that measure would soon guess nothing.
+PRICED = {name: {"row_cost": 0.02} for name in ("suffix",)}
+
+
 def make(name: str, rig: Rig = ROOMY, **settings: Any) -> Engine:
+    settings = {"drafter_options": PRICED.get(name), **settings}
     return Engine.from_loaded(loaded(files(), rig), drafter=name, draft=loaded(draft_files(), rig), **settings)
 
 

@@ -90,7 +90,7 @@ def drafter_of(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
     if name == "ngram":
         options |= {"min_ngram": 1}
     elif name == "suffix":
-        options |= {"min_match": 1}
+        options |= {"row_cost": float(rng.choice([-1.0, 0.0, 0.05])), "memory_mb": float(rng.choice([0.0, 0.01, 1.0]))}
     elif name == "prediction":
         options |= {"anchor": int(rng.integers(1, 3))}
     elif name == "lookahead":

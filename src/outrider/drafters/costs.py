@@ -1,0 +1,103 @@
+"""What a forward of so many rows takes, measured while it is used: how a drafter knows which guesses pay.
+
+A guess is one more row. It pays if it raises tokens per second: with E tokens expected of a step that takes c (in plain
+steps), a guess that is right with probability p and raises the time by dc is worth its row if p / dc > E / c.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from outrider.core.tree import Tree
+from outrider.drafters.base import Observation
+from outrider.drafters.gain import step_cost
+
+__all__ = ["Costs"]
+
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+class Costs:
+    """Times of forwards by rows, relative to a forward of one row.
+
+    `row` fixes the price instead: each row more costs this share of a plain step, and nothing is measured. Choices
+    are then the same in every run, which a comparison of machines or a test may want.
+    """
+
+    _PACE = 0.1  # how fast a time follows the last measurement
+    _EVERY = 8  # measurements between two new curves
+
+    def __init__(self, row: float | None = None) -> None:
+        self._fixed = row is not None
+        curve = tuple(step_cost(rows) if row is None else 1 + row * (rows - 1) for rows in _KNOTS)
+        self._start = curve
+        self._seconds: list[float | None] = [None] * len(_KNOTS)
+        self._seen = 0
+        self._rows = 0
+        self._began: float | None = None
+        self.assumed = _spread(curve)  # [r]: the cost of r rows before anything was measured; [0] is unused
+        self.curve = self.assumed
+
+    def cost(self, rows: int) -> float:
+        """Of a forward of so many rows, in plain steps."""
+        if rows < len(self.curve):
+            return self.curve[rows]
+        return self.curve[-1] + (rows - len(self.curve) + 1) * (self.curve[-1] - self.curve[-2])
+
+    def begin(self, trees: Sequence[Tree]) -> None:
+        """Drafting is done: the forward starts. `trees` of all sequences in it."""
+        self._rows = sum(len(tree) for tree in trees)
+        self._began = time.perf_counter()
+
+    def end(self, step: Sequence[Observation]) -> None:
+        """The forward and its verification are done. Steps that also read a prompt measure something else."""
+        began, self._began = self._began, None
+        if self._fixed or began is None or any(seen.tree is None or seen.pending > 1 for seen in step):
+            return
+        self.measured(self._rows, time.perf_counter() - began)
+
+    def measured(self, rows: int, seconds: float) -> None:
+        """A forward of `rows` rows took so long."""
+        if self._fixed or not _KNOTS[0] <= rows <= _KNOTS[-1]:
+            return
+        knot = bisect_left(_KNOTS, rows)
+        if knot and rows - _KNOTS[knot - 1] < _KNOTS[knot] - rows:
+            knot -= 1
+        seconds *= self._start[knot] / _between(self._start, rows)
+        known = self._seconds[knot]
+        if known is None:
+            self._seconds[knot] = seconds
+        else:  # a step that was held up by the machine counts at most double
+            self._seconds[knot] = known + self._PACE * (min(seconds, 2 * known) - known)
+        self._seen += 1
+        if self._seen % self._EVERY == 0:
+            self.curve = _spread(self._measured_curve())
+
+    def _measured_curve(self) -> tuple[float, ...]:
+        """Measured knots as they are, the others along the starting curve from the nearest measured one below."""
+        pairs = list(zip(self._start, self._seconds, strict=True))
+        one = next(seconds / start for start, seconds in pairs if seconds is not None)  # a plain step, or as if
+        out: list[float] = []
+        scale = 1.0
+        for start, seconds in pairs:
+            if seconds is not None:
+                scale = min(max(seconds / one / start, 0.5), 8.0)
+            # more rows are never cheaper, and never free: a noisy measurement must not say so
+            out.append(max(start * scale, out[-1] * 1.002) if out else 1.0)
+        return tuple(out)
+
+
+def _between(curve: Sequence[float], rows: int) -> float:
+    """The curve at any number of rows within the knots, linear between two of them."""
+    high = bisect_left(_KNOTS, rows)
+    if _KNOTS[high] == rows:
+        return curve[high]
+    low = high - 1
+    share = (rows - _KNOTS[low]) / (_KNOTS[high] - _KNOTS[low])
+    return curve[low] + share * (curve[high] - curve[low])
+
+
+def _spread(curve: Sequence[float]) -> list[float]:
+    return [0.0, *(_between(curve, rows) for rows in range(1, _KNOTS[-1] + 1))]
