@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider import Engine, SamplingParams
+from outrider import Engine, SamplingParams, Speculation
 from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.drafters.ngram import DRAFTER as NGRAM
@@ -62,7 +62,7 @@ def test_generate_and_stream_raise_what_stopped_their_request(plain: list[Any]) 
     assert [said(r) for r in e.generate(prompts(4), GOOD)] == plain
 
 
-@pytest.mark.parametrize("place", ["propose", "forward", "verify"])
+@pytest.mark.parametrize("place", ["forward", "verify"])
 def test_a_step_that_fails_can_be_run_again(place: str, plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception before the commit, now and then: no text, cache or draft is torn."""
     e = speculative()
@@ -82,8 +82,7 @@ def test_a_step_that_fails_can_be_run_again(place: str, plain: list[Any], monkey
     if place == "verify":
         monkeypatch.setattr(e, "_verify", torn(e._verify))
     else:
-        owner: Any = e.runner if place == "forward" else e._drafters["draft_model"]
-        monkeypatch.setattr(owner, place, torn(getattr(owner, place)))
+        monkeypatch.setattr(e.runner, place, torn(e.runner.forward))
     ids = [e.add(p, GOOD) for p in prompts(4)]
     failures = 0
     while e.busy:
@@ -96,20 +95,49 @@ def test_a_step_that_fails_can_be_run_again(place: str, plain: list[Any], monkey
     assert e.runner.pages.free == e.runner.pages.count
 
 
-def test_a_drafter_that_fails_to_observe_loses_no_text(plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step has counted by then: texts go on behind it, and what has ended is ended."""
+@pytest.mark.parametrize("place", ["propose", "observe", "forget"])
+def test_a_drafter_that_fails_is_given_up(place: str, plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its third call on it raises: the texts go on without it, it is told once, and the results say why."""
+    e = speculative()
+    drafter: Any = e._drafters["draft_model"]
+    honest, calls = getattr(drafter, place), 0
+
+    def broken(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= 3:
+            raise TornError("no more")
+        return honest(*arguments)
+
+    monkeypatch.setattr(drafter, place, broken)
+    with pytest.warns(RuntimeWarning) as told:
+        both = [e.generate(prompts(4), GOOD) for _ in range(2)]
+    got, again = both
+    assert [said(r) for r in got] == plain
+    assert [said(r) for r in again] == plain
+    assert [str(w.message) for w in told] == [
+        "drafter draft_model: TornError: no more; its requests go on without a drafter"
+    ]
+    assert [r.drafter_error for r in again] == ["drafter draft_model: TornError: no more"] * 4
+    assert accepted(got) > 0
+    assert place == "forget" or accepted(again) == 0
+    assert e.runner.pages.free == e.runner.pages.count
+
+
+def test_a_drafter_that_fails_takes_no_other_request_along(plain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of other drafters in the same batch keep theirs."""
     e = speculative()
 
-    def broken(step: Any) -> None:
+    def broken(batch: Any) -> Any:
         raise TornError
 
-    monkeypatch.setattr(e._drafters["draft_model"], "observe", broken)
-    ids = [e.add(p, GOOD) for p in prompts(4)]
-    while e.busy:
-        with pytest.raises(TornError):
-            e.step()
-    assert [said(e.result(i)) for i in ids] == plain
-    assert e.runner.pages.free == e.runner.pages.count
+    monkeypatch.setattr(e._drafter("suffix"), "propose", broken)
+    names = ["suffix", "draft_model", "suffix", "none"]
+    with pytest.warns(RuntimeWarning, match="drafter suffix: TornError"):
+        got = e.generate(prompts(4), GOOD, speculation=[Speculation(drafter=name) for name in names])
+    assert [said(r) for r in got] == plain
+    assert [r.drafter_error is not None for r in got] == [True, False, True, False]
+    assert accepted([got[1]]) > 0 == accepted([got[0], got[2]])
 
 
 def test_streams_and_generate_take_turns(plain: list[Any]) -> None:

@@ -65,9 +65,7 @@ def test_a_foreign_text_is_followed_through_the_automaton() -> None:
         known = text[: 20 + end]
         # what was added since may have made the last match longer: the cursor then stands behind a shorter one
         assert matched <= end
-        assert any(
-            known[e - matched : e] == other[end - matched : end] for e in range(matched, len(known) + 1)
-        )
+        assert any(known[e - matched : e] == other[end - matched : end] for e in range(matched, len(known) + 1))
     assert matched > 0
 
 

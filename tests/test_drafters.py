@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +99,50 @@ def test_junk_from_a_hostile_drafter_never_shows(plain: list[Result]) -> None:
     got = engine.generate(prompts(4), mix("T 0.7", 8, max_tokens=40))
     assert [said(r) for r in got] == [said(r) for r in plain]
     assert sum(s.drafted for r in got for s in r.steps) > 1000
+
+
+PACKAGE = {
+    "echo_drafter.py": """
+from outrider.core.tree import Tree
+from outrider.drafters.base import Options, Stateless
+
+class Echo(Stateless):
+    name, summary, needs, helps, Options = "echo", "the last token again", "nothing", "rulers", Options
+    def __init__(self, options, context): self.most = options.max_draft_tokens
+    def propose(self, batch):
+        return [Tree.chain(t := r.shaping.tokens[-1], [t] * min(self.most, r.budget)) for r in batch]
+""",
+    "echo_drafter-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: echo-drafter\nVersion: 1.0\n",
+    "echo_drafter-1.0.dist-info/entry_points.txt": "[outrider.drafters]\necho = echo_drafter:Echo\n",
+}
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site folder with one installed package, which brings a drafter of its own."""
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_drafter_of_another_package_passes_the_contract(plain: list[Result]) -> None:
+    """Its entry point is enough: it is found by name and keeps the promise like those of the house."""
+    assert registry.names()[-1] == "echo"
+    test_parity_and_no_row_is_left_behind("echo", "match", plain)
+    test_parity_and_no_row_is_left_behind("echo", "rejection", plain)
+    test_a_budget_of_nothing_gives_the_root("echo")
+    test_preemption_and_forgetting_unknown_sequences("echo", plain)
+    test_the_table_has_a_line_for_it("echo")
+
+
+def test_a_drafter_of_another_package_is_listed(foreign: Path) -> None:
+    """`outrider drafters` in a process of its own shows it among the others."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(foreign), *sys.path])}
+    shown = subprocess.run(
+        [sys.executable, "-m", "outrider", "drafters", "--json"], env=environment, capture_output=True, check=True
+    )
+    (line,) = [entry for entry in json.loads(shown.stdout) if entry["name"] == "echo"]
+    assert (line["summary"], line["needs"], line["helps"]) == ("the last token again", "nothing", "rulers")

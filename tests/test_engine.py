@@ -12,7 +12,7 @@ import pytest
 
 from outrider import Engine, SamplingParams, Speculation
 from outrider.core.params import ParameterError
-from outrider.core.tree import Tree, TreeError
+from outrider.core.tree import Tree
 from outrider.drafters.base import DrafterError, Request
 from outrider.drafters.ngram import DRAFTER as NGRAM
 from rigs import Rig, accepted, engine, files, loaded, mix, prompts, rejected, said
@@ -194,15 +194,17 @@ def test_a_draft_with_a_shorter_context_gives_up_where_it_ends() -> None:
     assert {step.drafted for result in got for step in result.steps[-10:]} == {0}
 
 
-def test_a_drafter_that_proposes_no_tree_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of a drafter is an error that names the node, never a wrong text."""
+def test_a_drafter_that_proposes_no_tree_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of a drafter is told, with the node, and is never a wrong text nor the end of one."""
 
     def broken(self: Any, request: Request) -> Tree:
         return Tree((request.shaping.tokens[-1], 5, 5), (-1, 0, 0))
 
     monkeypatch.setattr(NGRAM, "_guess", broken)
-    with pytest.raises(TreeError, match="node 2 repeats its sibling's token 5"):
-        engine(drafter="ngram").generate([[1, 2, 3]])
+    with pytest.warns(RuntimeWarning, match="ngram: TreeError: node 2 repeats its sibling's token 5"):
+        (result,) = engine(drafter="ngram").generate([[1, 2, 3]])
+    assert result.drafter_error == "drafter ngram: TreeError: node 2 repeats its sibling's token 5"
+    assert said(result) == said(engine().generate([[1, 2, 3]], SamplingParams(seed=result.seed))[0])
 
 
 @pytest.mark.parametrize("name", ["prefill_chunk", "batch_size"])

@@ -38,6 +38,7 @@ def result_json(result: Result, **context: Any) -> dict[str, Any]:
         "accepted": [step.accepted for step in result.steps],
         "steps": [asdict(step) for step in result.steps],
         "mean_acceptance_length": result.mean_acceptance_length,
+        "drafter_error": result.drafter_error,
         "logprobs": None if result.logprobs is None else [asdict(entry) for entry in result.logprobs],
         "timings": {
             "ttft_ms": 1000 * result.ttft,

@@ -88,9 +88,7 @@ class Suffix:
 
     def __init__(self, options: SuffixOptions, context: Context) -> None:
         if options.min_match < 1 or not 0 < options.min_probability <= 1 or options.memory_mb < 0:
-            raise DrafterError(
-                "suffix: min_match is at least 1, min_probability in (0, 1] and memory_mb not below 0"
-            )
+            raise DrafterError("suffix: min_match is at least 1, min_probability in (0, 1] and memory_mb not below 0")
         self.options = options
         self.costs = Costs(options.row_cost if options.row_cost >= 0 else None)
         self._texts: dict[int, _Text] = {}
@@ -208,9 +206,7 @@ class Suffix:
                 kept, rate = node + 1, gain / curve[rows]
         del tokens[kept:], parents[kept:], chances[kept:]
 
-    def _following(
-        self, contexts: _Contexts, chance: float
-    ) -> dict[int, tuple[float, _Contexts]]:
+    def _following(self, contexts: _Contexts, chance: float) -> dict[int, tuple[float, _Contexts]]:
         """What may come next, with its probability and with where the longest match then stands."""
         floor = self.options.min_probability
         shortest = self.options.min_match

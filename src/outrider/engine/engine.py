@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -75,6 +77,7 @@ class _Active:
     origins: list[Origin] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     accepted: int = 0  # drafted tokens kept in the text
+    drafter_error: str | None = None  # why it goes on without its drafter
     first: float | None = None  # when the first token came
     last: float = 0.0
     timings: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "forward": 0.0, "verify": 0.0})
@@ -173,6 +176,7 @@ class Engine:
         self._failures: dict[int, ValueError] = {}
         self._boxes: dict[int, list[Delta]] = {}  # of open streams: deltas that nobody has read yet
         self._next = 0
+        self._blamed: set[str] = set()  # drafters whose failure has been told
         self._drafter("none")
         self._drafter(drafter)
 
@@ -375,11 +379,12 @@ class Engine:
         """Run one forward over all sequences that can run, and return what it added to each.
 
         A request for which nothing can be drawn (broken logits, everything kept out) ends alone, with the reason
-        `error`. Any other exception passes through, and no text or cache has changed: the step can be run again.
+        `error`. A drafter that fails is given up for the requests of this step: they go on plainly, and say so in their
+        result. Any other exception passes through, and no text or cache has changed: the step can be run again.
         """
         turns, preempted = self._scheduler.pick()
         for sequence in preempted:
-            self._active[sequence.id].drafter.forget(sequence.id)
+            self._forget(self._active[sequence.id])
         if not turns:
             return []
         actives = [self._active[turn.sequence.id] for turn in turns]
@@ -431,10 +436,34 @@ class Engine:
                     groups.setdefault(id(active.drafter), []).append(index)
         for indexes in groups.values():
             drafter = actives[indexes[0]].drafter
-            proposals = drafter.propose([actives[i].request for i in indexes])
-            for i, tree in zip(indexes, proposals, strict=True):
-                trees[i] = self._admit(turns[i], actives[i], tree)
+            try:
+                proposals = drafter.propose([actives[i].request for i in indexes])
+                admitted = [self._admit(turns[i], actives[i], t) for i, t in zip(indexes, proposals, strict=True)]
+            except Exception as error:
+                self._give_up([actives[i] for i in indexes], error)
+                continue
+            for i, tree in zip(indexes, admitted, strict=True):
+                trees[i] = tree
         return trees
+
+    def _give_up(self, actives: Seq[_Active], error: Exception) -> None:
+        """A drafter has failed: its requests go on without, which changes no text. Told once per drafter."""
+        name = actives[0].drafter.name
+        told = f"drafter {name}: {type(error).__name__}: {error}"
+        for active in actives:
+            active.drafter_error = told
+            drafter, active.drafter = active.drafter, self._drafters["none"]
+            with suppress(Exception):  # it is broken already
+                drafter.forget(active.sequence.id)
+        if name not in self._blamed:
+            self._blamed.add(name)
+            warnings.warn(f"{told}; its requests go on without a drafter", RuntimeWarning, stacklevel=2)
+
+    def _forget(self, active: _Active) -> None:
+        try:
+            active.drafter.forget(active.sequence.id)
+        except Exception as error:
+            self._give_up([active], error)
 
     def _admit(self, turn: Turn, active: _Active, tree: Tree) -> Tree:
         """The part of a proposal that can count: within the room of the text, the budget and the free pages."""
@@ -518,12 +547,12 @@ class Engine:
         wants: tuple[int, ...],
     ) -> None:
         groups: dict[int, list[Observation]] = {}
-        drafters: dict[int, Drafter] = {}
+        members: dict[int, list[_Active]] = {}
         for index, (active, feed, verdict) in enumerate(zip(actives, feeds, verdicts, strict=True)):
             if isinstance(verdict, ValueError):
                 continue
             drafter = active.drafter
-            drafters[id(drafter)] = drafter
+            members.setdefault(id(drafter), []).append(active)
             groups.setdefault(id(drafter), []).append(
                 Observation(
                     request=active.request,
@@ -538,12 +567,15 @@ class Engine:
                 )
             )
         for key, observations in groups.items():
-            drafters[key].observe(observations)
+            try:
+                members[key][0].drafter.observe(observations)
+            except Exception as error:
+                self._give_up(members[key], error)
 
     def _finish(self, active: _Active) -> None:
         sequence = active.sequence
         self._scheduler.drop(sequence)
-        active.drafter.forget(sequence.id)
+        self._forget(active)
         del self._active[sequence.id]
         if sequence.finish_reason is None:
             return
@@ -565,6 +597,7 @@ class Engine:
             ttft=(active.first or now) - active.admitted,
             seconds=(active.last or now) - active.admitted,
             timings=active.timings,
+            drafter_error=active.drafter_error,
         )
 
 

@@ -74,6 +74,7 @@ class Result:
     ttft: float  # seconds from admission to the first token
     seconds: float  # seconds from admission to the last token
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: draft, forward, verify
+    drafter_error: str | None = None  # why the drafter was given up, if it was; the text is the target's all the same
 
     @property
     def mean_acceptance_length(self) -> float:
