@@ -110,7 +110,8 @@ def test_what_is_trained_is_read_again(tmp_path: Path) -> None:
     assert heads.tokens is not None
 
     lesson.train_draft(session(tmp_path, "draft", files))
-    draft, tokens = read_draft(tmp_path / "draft", files)
+    draft = read_draft(tmp_path / "draft", files)
+    tokens = draft.tokens
     assert tokens is not None
     assert draft.tensors["head"].shape == (90, files.config.hidden) == (len(tokens), 32)
     assert draft.tensors["embed"] is files.tensors["embed"]

@@ -18,20 +18,28 @@ class Decoder:
     def __init__(
         self,
         *,
-        shape: Mapping[str, Any],  # a DecoderConfig as a dict
+        shape: Mapping[str, Any],  # a DecoderConfig as a dict, and `outputs`: the rows of the head
+        fusion: Mapping[str, Any],  # of an EAGLE head: version, states, norm_before_residual; else empty
         tensors: Mapping[str, tuple[str, NDArray[np.uint8], int]],  # name -> kind, raw [rows, bytes per row], columns
-        formats: Mapping[str, str],  # "head", "layers.0.qkv", ".o", ".gate_up", ".down" -> fp32, bf16, int8 or int4
+        formats: Mapping[str, str],  # "head", "layers.0.qkv", ".o" ... -> fp32, bf16, int8 or int4
         frequencies: NDArray[np.float64],  # [head_dim / 2]
         rope_factor: float,
         kv_dtype: str,
         page_count: int,
         page_size: int,
         threads: int,
+        tokens: NDArray[np.int64] | None,  # the target's, by row of a head that knows some only
+        head: Decoder | None,  # whose head is shared
     ) -> None: ...
     def forward(
-        self, feeds: Sequence[_Feed], wants: Sequence[int]
+        self, feeds: Sequence[_Feed], wants: Sequence[int], layers: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         """Feeds: (committed rows, pages, pending tokens, tree tokens, tree parents) -> [scored rows, V], [M, W, D]"""
+    def grow(
+        self, plan: tuple[int, float, float, Sequence[int], int], sprouts: Sequence[tuple[Any, ...]]
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], dict[int, NDArray[np.float64]]]]:
+        """A plan (width, least, reach, layers, vocabulary) and sprouts as runtime/native.py writes them -> trees:
+        tokens, parents, confidences, laws"""
     def move(self, source: Sequence[int], target: Sequence[int]) -> None: ...
     def memory(self) -> dict[str, int]: ...
     @property

@@ -169,7 +169,7 @@ def _timed(loaded: Loaded) -> Iterator[list[float]]:
 
     seconds: list[float] = []
     runner: NativeRunner = loaded.runner  # type: ignore[assignment]  # load's default
-    decoder, prepared = runner._decoder, native_sampling._prepared
+    decoder, prepared = runner.decoder, native_sampling.prepared
 
     class Clock:
         def __init__(self, inner: Any, name: str) -> None:
@@ -185,12 +185,12 @@ def _timed(loaded: Loaded) -> Iterator[list[float]]:
     def timed_draws(shaping: Any) -> _native.NativeShaping:
         return Clock(prepared(shaping), "draw")  # type: ignore[return-value]
 
-    runner._decoder = Clock(decoder, "forward")  # type: ignore[assignment]
-    native_sampling._prepared = timed_draws
+    runner.decoder = Clock(decoder, "forward")  # type: ignore[assignment]
+    native_sampling.prepared = timed_draws
     try:
         yield seconds
     finally:
-        runner._decoder, native_sampling._prepared = decoder, prepared
+        runner.decoder, native_sampling.prepared = decoder, prepared
 
 
 @cache

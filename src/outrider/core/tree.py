@@ -35,6 +35,7 @@ class Tree:
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1
     laws: Mapping[int, Law] = field(default_factory=dict)
+    confidences: tuple[float, ...] = ()  # [N] chance that a node and all before it are right; () if nobody knows
 
     @classmethod
     def root(cls, token: int) -> Tree:
@@ -102,7 +103,7 @@ class Tree:
         if self.guesses <= guesses:
             return self
         n = guesses + 1
-        return Tree(self.tokens[:n], self.parents[:n], self.laws)
+        return Tree(self.tokens[:n], self.parents[:n], self.laws, self.confidences[:n])
 
     def shallow(self, depth: int) -> Tree:
         """Without the nodes deeper than `depth`."""
@@ -119,6 +120,7 @@ class Tree:
             tuple(self.tokens[n] for n in nodes),
             (-1, *(place[self.parents[n]] for n in nodes[1:])),
             {place[parent]: law for parent, law in self.laws.items() if parent in place},
+            tuple(self.confidences[n] for n in nodes) if self.confidences else (),
         )
 
     def check(self, vocabulary: int) -> Tree:

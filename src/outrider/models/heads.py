@@ -40,6 +40,7 @@ __all__ = [
     "Medusa",
     "MedusaConfig",
     "eagle_shapes",
+    "is_draft",
     "is_head",
     "medusa_shapes",
     "read_draft",
@@ -664,10 +665,20 @@ def write_draft(
     _write(folder, stored, named, tokens, config.vocabulary, kind)
 
 
-def read_draft(folder: str | Path, target: ModelFiles) -> tuple[ModelFiles, NDArray[np.int64] | None]:
-    """A draft of `write_draft` with a reduced vocabulary: its files, and the target token of each row of its head.
+def is_draft(folder: Path) -> bool:
+    """Whether a folder holds a draft of `write_draft` with a reduced vocabulary, which needs its target."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return False
+    config = _json(path)
+    own = config.get(OURS)
+    return "draft_vocab_size" in config and isinstance(own, dict) and own.get("kind") == "draft"
 
-    Embedding and tokenizer are the target's. The head has fewer rows than `config.vocabulary`. Raises ModelError.
+
+def read_draft(folder: str | Path, target: ModelFiles) -> ModelFiles:
+    """A draft of `write_draft` with a reduced vocabulary; `tokens` are the target's, by row of its head.
+
+    Embedding and tokenizer are the target's. Raises ModelError.
     """
     folder = Path(folder)
     where = folder / "config.json"
@@ -680,7 +691,8 @@ def read_draft(folder: str | Path, target: ModelFiles) -> tuple[ModelFiles, NDAr
     tensors = _rename(stored, needed, {}, _hf_name, folder) | {"embed": target.tensors["embed"]}
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
     digest = partial(sha256_of_folder, files)
-    return replace(target, config=made, tensors=tensors, path=folder, name=folder.resolve().name, digest=digest), tokens
+    name = folder.resolve().name
+    return replace(target, config=made, tensors=tensors, path=folder, name=name, digest=digest, tokens=tokens)
 
 
 def _hf_name(name: str) -> str:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.models import gguf_model, hf_model
 from outrider.models.config import DecoderConfig
 from outrider.models.digest import sha256_of, sha256_of_folder
@@ -32,6 +35,7 @@ class ModelFiles:
     name: str
     digest: Callable[[], str] = field(repr=False)
     licence: str | None = None
+    tokens: NDArray[np.int64] | None = field(default=None, repr=False)  # of the target, by row of a draft's own head
 
     def sha256(self) -> str:
         """SHA-256 of the file, or over the files of the folder. Reads them once, later only their sizes and times."""

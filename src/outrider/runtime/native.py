@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -12,15 +12,17 @@ from outrider import _native
 from outrider.core.cache import Pages
 from outrider.core.params import ParameterError
 from outrider.core.shaping import Draw, Shaping
+from outrider.core.tree import Tree
 from outrider.models.load import ModelFiles
 from outrider.models.rotary import inverse_frequencies
 from outrider.models.tensor import Tensor
 from outrider.runtime import native_sampling as sampling
 from outrider.runtime.cores import physical_cores
+from outrider.runtime.growth import Plan, Sprout
 from outrider.runtime.packed import WEIGHT_KINDS, packed_bytes, pick_format
 from outrider.runtime.runner import Feed
 
-__all__ = ["DTYPES", "KV_DTYPES", "NativeRunner", "NativeScores", "forecast"]
+__all__ = ["DTYPES", "KV_DTYPES", "NativeRunner", "NativeScores", "forecast", "given", "grow", "one_of"]
 
 KV_DTYPES = ("fp32", "bf16", "int8")
 DTYPES = ("auto", *WEIGHT_KINDS)
@@ -48,13 +50,15 @@ class NativeRunner:
         page_size: int = 64,
     ) -> None:
         self.config = config = files.config
+        self._tokens = files.tokens
         self.formats, self.kv_dtype = _choose(files, dtype, head_dtype, kv_dtype)
         self.threads = threads or physical_cores()
         frequencies, factor = inverse_frequencies(config)
         self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
-        self._decoder = _native.Decoder(
-            shape=asdict(config),
-            tensors={name: (tensor.kind, tensor.raw, tensor.shape[-1]) for name, tensor in files.tensors.items()},
+        self.decoder = _native.Decoder(
+            shape=asdict(config) | {"outputs": files.tensors["head" if "head" in files.tensors else "embed"].shape[0]},
+            fusion={},
+            tensors=given(files.tensors),
             formats=self.formats,
             frequencies=frequencies,
             rope_factor=factor,
@@ -62,6 +66,8 @@ class NativeRunner:
             page_count=self.pages.count,
             page_size=page_size,
             threads=self.threads,
+            tokens=self._tokens,
+            head=None,
         )
 
     def forward(self, batch: Sequence[Feed], wants: Sequence[int] = ()) -> NativeScores:
@@ -72,29 +78,47 @@ class NativeRunner:
             else (feed.rows.length, feed.rows.pages, feed.pending, tree.tokens, tree.parents)
             for feed in batch
         ]
-        return NativeScores(batch, *self._decoder.forward(feeds, wants))
+        return NativeScores(batch, *self.decoder.forward(feeds, wants, ()), self._wide)
+
+    def _wide(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A row of a head that knows some tokens only, over all of them. [outputs] -> [V]"""
+        if self._tokens is None:
+            return row
+        out = np.full(self.config.vocabulary, -np.inf, np.float32)
+        out[self._tokens] = row
+        return out
+
+    def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
+        """See `Grower.grow`. One call into C++, levels and all."""
+        return grow(self.decoder, batch, plan)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy cache rows in every layer, one after the other (`core.cache.Storage`)."""
-        self._decoder.move(source, target)
+        self.decoder.move(source, target)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one token in the cache, all layers together."""
-        return self._decoder.row_bytes
+        return self.decoder.row_bytes
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose. The cache's are address space: the system gives them as they are written."""
-        return self._decoder.memory()
+        return self.decoder.memory()
 
 
 class NativeScores:
     """See `runtime.runner.Scores`. Logits and states are views of buffers that the next forward writes again."""
 
-    __slots__ = ("_batch", "_firsts", "_hidden", "_logits")
+    __slots__ = ("_batch", "_firsts", "_hidden", "_logits", "_wide")
 
-    def __init__(self, batch: Sequence[Feed], logits: NDArray[np.float32], hidden: NDArray[np.float32] | None) -> None:
-        self._batch, self._logits, self._hidden = tuple(batch), logits, hidden
+    def __init__(
+        self,
+        batch: Sequence[Feed],
+        logits: NDArray[np.float32],
+        hidden: NDArray[np.float32] | None,
+        wide: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    ) -> None:
+        self._batch, self._logits, self._hidden, self._wide = tuple(batch), logits, hidden, wide
         self._firsts = [0]  # row of each feed's root in `logits`
         for feed in batch:
             self._firsts.append(self._firsts[-1] + (0 if feed.tree is None else len(feed.tree)))
@@ -104,8 +128,7 @@ class NativeScores:
         row = self._firsts[feed] + node
         if not 0 <= node < self._firsts[feed + 1] - self._firsts[feed]:
             raise IndexError(f"node {node} of feed {feed} was not scored")
-        logits: NDArray[np.float32] = self._logits[row]
-        return logits
+        return self._wide(self._logits[row])
 
     def draw(self, feed: int, node: int, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
         return sampling.draw(self.logits(feed, node), shaping, path)
@@ -127,6 +150,35 @@ class NativeScores:
         if self._hidden is None:
             return np.empty((rows, 0, 0), np.float32)
         return self._hidden[first : first + rows]
+
+
+def given(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, NDArray[np.uint8], int]]:
+    """Tensors as `_native` takes them."""
+    return {name: (tensor.kind, tensor.raw, tensor.shape[-1]) for name, tensor in tensors.items()}
+
+
+def grow(decoder: _native.Decoder, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
+    """`Grower.grow` by a native decoder."""
+    made = decoder.grow(
+        (plan.width, plan.least, plan.reach, plan.layers, plan.vocabulary),
+        [
+            (
+                sprout.rows.length,
+                sprout.rows.pages,
+                sprout.pending,
+                sprout.states,
+                sampling.prepared(sprout.shaping),
+                len(sprout.shaping.tokens),
+                sprout.shaping.tokens,
+                sprout.shaping.mask,
+                sprout.guesses,
+                sprout.depth,
+                sprout.rejection,
+            )
+            for sprout in batch
+        ],
+    )
+    return [Tree(tokens, parents, laws, confidences) for tokens, parents, confidences, laws in made]
 
 
 def forecast(
@@ -162,14 +214,14 @@ def _product_bytes(tensors: Mapping[str, Tensor], name: str, format: str) -> int
 
 def _choose(files: ModelFiles, dtype: str, head_dtype: str | None, kv_dtype: str | None) -> tuple[dict[str, str], str]:
     """The format of each product, and of the cache."""
-    _one_of("dtype", dtype, DTYPES)
-    head_dtype = _one_of("head_dtype", head_dtype or ("auto" if dtype == "int4" else dtype), DTYPES)
+    one_of("dtype", dtype, DTYPES)
+    head_dtype = one_of("head_dtype", head_dtype or ("auto" if dtype == "int4" else dtype), DTYPES)
     formats = _formats(files.tensors, files.config.layers, dtype, head_dtype)
     exact = set(formats.values()) == {"fp32"}
-    return formats, _one_of("kv_dtype", kv_dtype or ("fp32" if exact else "bf16"), KV_DTYPES)
+    return formats, one_of("kv_dtype", kv_dtype or ("fp32" if exact else "bf16"), KV_DTYPES)
 
 
-def _one_of(parameter: str, value: str, known: Iterable[str]) -> str:
+def one_of(parameter: str, value: str, known: Iterable[str]) -> str:
     if value not in known:
         raise ParameterError(parameter, f"{value!r} is not one of {', '.join(known)}")
     return value

@@ -11,12 +11,12 @@ from outrider import _native
 from outrider.core import noise
 from outrider.core.shaping import Draw, Shaping
 
-__all__ = ["draw", "draw_children", "gumbel", "law", "log_softmax", "top", "top_rows"]
+__all__ = ["draw", "draw_children", "gumbel", "law", "log_softmax", "prepared", "top", "top_rows"]
 
 Logits = NDArray[np.float32]  # [V], contiguous
 
 
-def _prepared(shaping: Shaping) -> _native.NativeShaping:
+def prepared(shaping: Shaping) -> _native.NativeShaping:
     """The native form of a sequence's parameters. Made at its first draw; `mask` and `tokens` are read at each."""
     prepared: _native.NativeShaping | None = shaping.prepared
     if prepared is None:
@@ -42,13 +42,13 @@ def _prepared(shaping: Shaping) -> _native.NativeShaping:
 def draw(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
     """The target's own token after this row, at position len(shaping.tokens) + len(path). Raises DrawError."""
     tokens = shaping.tokens
-    return Draw(*_prepared(shaping).draw(logits, len(tokens) + len(path), path, tokens, shaping.mask))
+    return Draw(*prepared(shaping).draw(logits, len(tokens) + len(path), path, tokens, shaping.mask))
 
 
 def law(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[np.float64]:
     """The distribution of `draw` over seeds; a point mass at T = 0. [V]"""
     tokens = shaping.tokens
-    p: NDArray[np.float64] = _prepared(shaping).law(logits, len(tokens) + len(path), path, tokens, shaping.mask)
+    p: NDArray[np.float64] = prepared(shaping).law(logits, len(tokens) + len(path), path, tokens, shaping.mask)
     return p
 
 
@@ -61,7 +61,7 @@ def top(
         best = _native.top(logits, k)
     else:
         tokens = shaping.tokens
-        best = _prepared(shaping).top(logits, k, len(tokens) + len(path), path, tokens, shaping.mask)
+        best = prepared(shaping).top(logits, k, len(tokens) + len(path), path, tokens, shaping.mask)
     return best
 
 

@@ -17,25 +17,30 @@ from numpy.typing import NDArray
 from outrider.core import sampling
 from outrider.core.cache import Pages
 from outrider.core.shaping import Draw, Shaping
+from outrider.core.tree import Tree
 from outrider.kernels.reference import attention, linear, rms_norm, rotate, swiglu
 from outrider.models.config import DecoderConfig
 from outrider.models.rotary import rotary_table
+from outrider.runtime.growth import Plan, Sprout, grow
 from outrider.runtime.runner import Feed
 
-__all__ = ["ReferenceRunner", "ReferenceScores", "forecast"]
+__all__ = ["ReferenceRunner", "ReferenceScores", "forecast", "widen"]
 
 Array = NDArray[Any]  # float32 or float64, as the runner was made
 Slots = NDArray[np.intp]
 
 
 class Weights(Protocol):
-    """What the runner reads of a model: `models.load.ModelFiles`, or anything with the same two fields."""
+    """What the runner reads of a model: `models.load.ModelFiles`, or anything with the same fields."""
 
     @property
     def config(self) -> DecoderConfig: ...
 
     @property
     def tensors(self) -> Mapping[str, Any]: ...  # canonical name -> models.tensor.Tensor
+
+    @property
+    def tokens(self) -> NDArray[np.int64] | None: ...  # by row of a draft's head that knows some tokens only
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class ReferenceRunner:
         if dtype not in ("fp32", "fp64"):
             raise ValueError(f"dtype {dtype!r}: the reference runner computes in fp32 or fp64")
         self.config = files.config
-        self._tensors = files.tensors
+        self._tensors, self._tokens = files.tensors, files.tokens
         self._dtype = np.dtype(np.float32 if dtype == "fp32" else np.float64)
         self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
         rows = self.pages.count * page_size
@@ -87,20 +92,24 @@ class ReferenceRunner:
         self._cosines, self._sines = cosines.astype(self._dtype), sines.astype(self._dtype)
 
     # rows: [0, length) committed | pending, the last one is the tree's root | nodes 1 ... of the tree
-    def forward(self, batch: Sequence[Feed], wants: Sequence[int] = ()) -> ReferenceScores:
-        """See `Runner.forward`."""
+    def forward(self, batch: Sequence[Feed], wants: Sequence[int] = (), through: Sequence[int] = ()) -> ReferenceScores:
+        """See `Runner.forward`. `through` are the layers that are run, all of them if none is given."""
         for layer in wants:
             if not -1 <= layer < self.config.layers:
                 raise ValueError(f"hidden states of layer {layer}: the model has layers 0 to {self.config.layers - 1}")
         logits: list[list[Array]] = []
         hidden: list[Array] = []
         for feed in batch:
-            scored, states = self._feed(feed, wants)
-            logits.append(scored)
+            scored, states = self._feed(feed, wants, through or range(self.config.layers))
+            logits.append([widen(row, self._tokens, self.config.vocabulary) for row in scored])
             hidden.append(states)
         return ReferenceScores(logits, hidden)
 
-    def _feed(self, feed: Feed, wants: Sequence[int]) -> tuple[list[Array], Array]:
+    def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
+        """See `Grower.grow`."""
+        return grow(lambda feeds, _: self.forward(feeds, (), plan.layers), batch, plan)
+
+    def _feed(self, feed: Feed, wants: Sequence[int], through: Sequence[int]) -> tuple[list[Array], Array]:
         """Logits of the tree's nodes, N times [V], and wanted states [n, W, D]."""
         start, pending, tree = feed.rows.length, feed.pending, feed.tree
         guesses = tree.guesses if tree else 0
@@ -111,7 +120,7 @@ class ReferenceRunner:
 
         for i, token in enumerate(pending):
             position = start + i
-            final = self._row(token, position, slots[: position + 1], wants, states[i])
+            final = self._row(token, position, slots[: position + 1], wants, states[i], through)
         if tree is None:
             return logits, states
         logits.append(linear(self._head, final))
@@ -119,7 +128,8 @@ class ReferenceRunner:
             path = tree.path(node)
             seen = np.concatenate((slots[: root + 1], slots[[root + ancestor for ancestor in path]]))
             state = states[len(pending) - 1 + node]
-            logits.append(linear(self._head, self._row(tree.tokens[node], root + len(path), seen, wants, state)))
+            final = self._row(tree.tokens[node], root + len(path), seen, wants, state, through)
+            logits.append(linear(self._head, final))
         return logits, states
 
     def _slots(self, feed: Feed, rows: int) -> Slots:
@@ -130,7 +140,9 @@ class ReferenceRunner:
         row = np.arange(rows)
         return np.asarray(feed.rows.pages, np.intp)[row // size] * size + row % size
 
-    def _row(self, token: int, position: int, slots: Slots, wants: Sequence[int], states: Array) -> Array:
+    def _row(
+        self, token: int, position: int, slots: Slots, wants: Sequence[int], states: Array, through: Sequence[int]
+    ) -> Array:
         """The final normed state of one row, which sees the cache rows at `slots`, the last of them its own. [D]
 
         Writes its keys and values there, and the wanted hidden states into `states` [W, D].
@@ -140,7 +152,8 @@ class ReferenceRunner:
             raise ValueError(f"token {token} is outside the vocabulary of {c.vocabulary:,}")
         cosines, sines = self._cosines[position], self._sines[position]
         x = self._embed[token]
-        for index, layer in enumerate(self._layers):
+        for index in through:
+            layer = self._layers[index]
             h = rms_norm(x, layer.attn_norm, c.norm_eps)
             q = linear(layer.q, h, layer.q_bias).reshape(c.heads, c.head_dim)
             k = linear(layer.k, h, layer.k_bias).reshape(c.kv_heads, c.head_dim)
@@ -209,6 +222,15 @@ class ReferenceRunner:
             )
             for i in range(self.config.layers)
         ]
+
+
+def widen(row: Array, tokens: NDArray[np.int64] | None, vocabulary: int) -> Array:
+    """Logits of some tokens as logits of all. [len(tokens)] -> [V]"""
+    if tokens is None:
+        return row
+    out = np.full(vocabulary, -np.inf, row.dtype)
+    out[tokens] = row
+    return out
 
 
 def forecast(files: Weights, dtype: str, cache_tokens: int, page_size: int = 64) -> dict[str, int]:

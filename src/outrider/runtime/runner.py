@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from outrider.core.cache import Pages, Rows
 from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.models.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from outrider.runtime.growth import Plan, Sprout
 
 __all__ = ["Feed", "Runner", "Scores"]
 
@@ -91,6 +94,10 @@ class Runner(Protocol):
         `wants` are layers whose hidden states are kept: l in [0, layers) is the residual stream after layer l,
         -1 the final normed state that the head reads. Commits nothing.
         """
+        ...
+
+    def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
+        """Draft trees for another runner's texts, or from some of its own layers: see `runtime.growth.Grower`."""
         ...
 
     def memory(self) -> dict[str, int]:

@@ -58,6 +58,10 @@ void Batch::check(const Feed& feed) const {
     refuse("a tree of " + std::to_string(feed.tokens.size()) + " tokens and " + std::to_string(feed.parents.size()) +
            " parents");
   }
+  const auto nodes = static_cast<std::int64_t>(feed.tokens.size());
+  if (feed.fed < 0 || (feed.fed > 0 && (feed.fed >= nodes || feed.pending.size() != 1))) {
+    refuse(std::to_string(feed.fed) + " of " + std::to_string(nodes) + " nodes were fed before");
+  }
   if (feed.tokens.empty()) return;
   if (feed.tokens[0] != feed.pending.back()) {
     refuse("the tree's root is token " + std::to_string(feed.tokens[0]) + ", the last pending one is " +
@@ -104,7 +108,7 @@ void Batch::add(const Feed& feed) {
   const std::int64_t root = feed.length + pending - 1;
   add_tiles(feed, root + std::max<std::int64_t>(nodes, 1));
 
-  for (std::int64_t i = 0; i < pending; ++i) {
+  for (std::int64_t i = 0; i < pending && !feed.fed; ++i) {
     const std::int64_t row = feed.length + i;
     const auto count = static_cast<std::int32_t>(row + 1);
     add_row(feed.pending[i], row, slot(feed, row), nodes > 0 && row == root, {index, count, count, 0});
@@ -118,6 +122,7 @@ void Batch::add(const Feed& feed) {
     const auto count = static_cast<std::int32_t>(root + depths_[node] + 1);
     const bool in_order = parent == node - 1 && shared_[parent] == count - 1;
     const std::int32_t shared = shared_[node] = in_order ? count : shared_[parent];
+    if (node < feed.fed) continue;
     RowView view{index, count, shared, 0};
     if (!in_order) {
       const std::int32_t start = shared / kTileRows * kTileRows;

@@ -21,6 +21,9 @@ struct Feed {
   std::span<const std::int32_t> pending;   // tokens, at least one
   std::span<const std::int32_t> tokens;    // of the tree, tokens[0] == pending.back(); empty = nothing is scored
   std::span<const std::int32_t> parents;   // parents[0] == -1, parents before children
+  // Nodes whose rows an earlier forward wrote, the root among them if any: only those behind them are computed. Then
+  // `pending` is the root alone, and `length` the rows before it.
+  std::int32_t fed = 0;
 };
 
 class Batch {

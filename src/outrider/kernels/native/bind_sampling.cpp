@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "bind_tokens.h"
 #include "noise.h"
 #include "sampling.h"
 
@@ -28,26 +29,6 @@ std::span<const float> view(const RowArray& row) {
   return {row.data(), row.size()};
 }
 
-std::int32_t token_of(PyObject* number) {
-  const long token = PyLong_AsLong(number);
-  if (token == -1 && PyErr_Occurred()) throw nb::python_error();
-  if (token < 0 || token > INT32_MAX) throw nb::value_error("a token id outside [0, 2**31)");
-  return static_cast<std::int32_t>(token);
-}
-
-// A list or tuple, read in place.
-class Sequence {
- public:
-  explicit Sequence(nb::handle source) : fast_(nb::steal(PySequence_Fast(source.ptr(), "tokens are a sequence"))) {
-    if (!fast_.is_valid()) throw nb::python_error();
-  }
-  std::int64_t size() const { return PySequence_Fast_GET_SIZE(fast_.ptr()); }
-  std::int32_t operator[](std::int64_t i) const { return token_of(PySequence_Fast_GET_ITEM(fast_.ptr(), i)); }
-
- private:
-  nb::object fast_;
-};
-
 // The arguments that place a row in its text, kept alive for the call.
 class Arguments {
  public:
@@ -57,11 +38,7 @@ class Arguments {
     path_.reserve(static_cast<std::size_t>(guessed.size()));
     for (std::int64_t i = 0; i < guessed.size(); ++i) path_.push_back(guessed[i]);
     moment_.path = path_;
-    if (shaping.penalised()) {
-      const Sequence history(tokens);
-      if (history.size() < shaping.known()) shaping.forget();
-      for (std::int64_t i = shaping.known(); i < history.size(); ++i) shaping.append(history[i]);
-    }
+    catch_up(shaping, tokens);
     if (!mask.is_none()) {
       mask_ = nb::cast<MaskArray>(mask);
       moment_.mask = {mask_.data(), mask_.size()};

@@ -24,7 +24,7 @@ int padded_head(const Shape& s) { return (s.head_dim + 15) / 16 * 16; }
 
 void check(const Shape& s) {
   const auto refuse = [](const std::string& what) { throw std::invalid_argument("the model has " + what); };
-  if (s.layers < 1 || s.hidden < 1 || s.vocabulary < 1 || s.intermediate < 1) refuse("an empty dimension");
+  if (s.layers < 1 || s.outputs < 1 || s.hidden < 1 || s.vocabulary < 1 || s.intermediate < 1) refuse("an empty dimension");
   if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads) {
     refuse(std::to_string(s.heads) + " query heads for " + std::to_string(s.kv_heads) + " key heads");
   }
@@ -38,9 +38,10 @@ void check(const Shape& s) {
 // One pass of at most kMaxRows rows through all layers; `operator()` is what each thread does.
 class Decoder::Step {
  public:
-  Step(Decoder& decoder, const Batch& batch, int begin, int end, std::span<const int> wants, float* logits,
-       std::int64_t logits_stride, float* hidden)
-      : decoder_(decoder), weights_(decoder.weights_), shape_(weights_.shape), batch_(batch), begin_(begin),
+  Step(Decoder& decoder, const Batch& batch, const Pass& pass, int begin, int end, std::span<const int> wants,
+       float* logits, std::int64_t logits_stride, float* hidden)
+      : decoder_(decoder), weights_(decoder.weights_), shape_(weights_.shape), batch_(batch), pass_(pass),
+        layers_(pass.layers.empty() ? std::span<const int>(decoder.all_layers_) : pass.layers), begin_(begin),
         M_(end - begin), wants_(wants), logits_(logits), logits_stride_(logits_stride), hidden_(hidden),
         kernels_(row_kernels()), pool_(*decoder.pool_) {
     query_scale_ = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(shape_.head_dim)));  // log2(e)
@@ -59,20 +60,24 @@ class Decoder::Step {
   static std::size_t floats(const Decoder& decoder, int rows) {
     const Shape& s = decoder.weights_.shape;
     const std::int64_t per_row = padded(s.hidden) + padded(qkv_width(s)) + padded(heads_width(s)) +
-                                 padded(s.intermediate) + static_cast<std::int64_t>(s.heads) * padded_head(s);
-    return static_cast<std::size_t>(rows * per_row + decoder.pool_->threads() * per_thread(s));
+                                 padded(s.intermediate) + static_cast<std::int64_t>(s.heads) * padded_head(s) +
+                                 both_width(decoder.weights_);
+    return static_cast<std::size_t>(rows * per_row + decoder.pool_->threads() * per_thread(decoder.weights_));
   }
 
   void operator()(int thread) {
-    embed(thread);
+    weights_.fusion.version ? fuse(thread) : embed(thread);
     pool_.barrier(thread);
-    for (int index = 0; index < shape_.layers; ++index) layer(index, thread);
+    for (const int index : layers_) layer(index, thread);
     finish(thread);
   }
 
  private:
-  static std::int64_t per_thread(const Shape& s) {
-    return padded(s.hidden) + static_cast<std::int64_t>(attention_scratch(padded_head(s)) / sizeof(float)) + 64;
+  static std::int64_t normed_width(const Weights& w) { return padded(std::max(w.shape.hidden, w.fusion.states)); }
+  static std::int64_t both_width(const Weights& w) { return w.fusion.version ? padded(2 * w.shape.hidden) : 0; }
+
+  static std::int64_t per_thread(const Weights& w) {
+    return normed_width(w) + static_cast<std::int64_t>(attention_scratch(padded_head(w.shape)) / sizeof(float)) + 64;
   }
 
   void lay_out(int capacity) {
@@ -90,13 +95,15 @@ class Decoder::Step {
     qkv_ = take(capacity * qkv_stride_);
     attended_ = take(capacity * heads_stride_);
     gated_ = take(capacity * gated_stride_);
+    both_stride_ = both_width(weights_);
+    both_ = take(capacity * both_stride_);
     queries_ = take(static_cast<std::int64_t>(capacity) * shape_.heads * padded_head(shape_));
     threads_ = at;
   }
 
-  float* normed(int thread) const { return threads_ + thread * per_thread(shape_) / 16 * 16; }
+  float* normed(int thread) const { return threads_ + thread * per_thread(weights_) / 16 * 16; }
   std::uint8_t* scratch(int thread) const {
-    return reinterpret_cast<std::uint8_t*>(normed(thread) + padded(shape_.hidden));
+    return reinterpret_cast<std::uint8_t*>(normed(thread) + normed_width(weights_));
   }
 
   void embed(int thread) {
@@ -106,6 +113,51 @@ class Decoder::Step {
       dequantise(table.kind, table.data + batch_.tokens[begin_ + row] * table.stride, table.columns,
                  h_ + row * h_stride_);
     }
+  }
+
+  const float* states(int row) const {
+    return pass_.states + (begin_ + row) * static_cast<std::int64_t>(pass_.own ? shape_.hidden : weights_.fusion.states);
+  }
+
+  // The input of an EAGLE head: h = what its layers add to, both = [embedding, state] as its first layer reads them
+  // (version 3) or as `fc` does (version 1).
+  void fuse(int thread) {
+    const Fusion& fusion = weights_.fusion;
+    const bool states_first = fusion.version == 3 && !pass_.own;
+    if (states_first) {
+      const auto row = [&](int i) {
+        if (fusion.input_norm.empty()) return states(i);
+        kernels_.rms_norm(states(i), fusion.input_norm.data(), fusion.states, shape_.norm_eps, normed(thread));
+        return static_cast<const float*>(normed(thread));
+      };
+      product(fusion.fc, prepare(fusion.fc, M_, thread, row), M_, thread, h_, h_stride_, Epilogue::store);
+      pool_.barrier(thread);
+    }
+    const Share rows = share(M_, thread, pool_.threads());
+    for (int row = rows.begin; row < rows.end; ++row) pair_up(row);
+    if (fusion.version == 3) return;
+    pool_.barrier(thread);
+    product(fusion.fc, prepare(fusion.fc, M_, thread, [&](int i) { return both_ + i * both_stride_; }), M_, thread, h_,
+            h_stride_, Epilogue::store);
+  }
+
+  void pair_up(int row) {
+    const Fusion& fusion = weights_.fusion;
+    const Source& table = weights_.embed;
+    const int D = shape_.hidden;
+    float* embedding = both_ + row * both_stride_;
+    dequantise(table.kind, table.data + batch_.tokens[begin_ + row] * table.stride, table.columns, embedding);
+    if (!fusion.embed_norm.empty()) {
+      kernels_.rms_norm(embedding, fusion.embed_norm.data(), D, shape_.norm_eps, embedding);
+    }
+    if (fusion.version == 1) {
+      std::memcpy(embedding + D, states(row), D * sizeof(float));
+      return;
+    }
+    float* h = h_ + row * h_stride_;
+    if (pass_.own) std::memcpy(h, states(row), D * sizeof(float));
+    kernels_.rms_norm(h, fusion.hidden_norm.data(), D, shape_.norm_eps, embedding + D);
+    if (fusion.normed_residual) std::memcpy(h, embedding + D, D * sizeof(float));
   }
 
   // Activations of M rows for `linear`; row(i) gives the floats of row i. Few rows: each thread makes its own.
@@ -129,6 +181,7 @@ class Decoder::Step {
   }
 
   const float* norm(const float* x, const std::vector<float>& weight, int thread) const {
+    if (weight.empty()) return x;
     float* y = normed(thread);
     kernels_.rms_norm(x, weight.data(), shape_.hidden, shape_.norm_eps, y);
     return y;
@@ -136,9 +189,11 @@ class Decoder::Step {
 
   void layer(int index, int thread) {
     const Layer& layer = weights_.layers[index];
-    product(layer.qkv,
-            prepare(layer.qkv, M_, thread, [&](int i) { return norm(h_ + i * h_stride_, layer.attn_norm, thread); }),
-            M_, thread, qkv_, qkv_stride_, Epilogue::store);
+    const bool pairs = index == 0 && weights_.fusion.version == 3;
+    const auto read = [&](int i) {
+      return pairs ? both_ + i * both_stride_ : norm(h_ + i * h_stride_, layer.attn_norm, thread);
+    };
+    product(layer.qkv, prepare(layer.qkv, M_, thread, read), M_, thread, qkv_, qkv_stride_, Epilogue::store);
     pool_.barrier(thread);
     rotate_heads(index, thread);
     pool_.barrier(thread);
@@ -279,6 +334,8 @@ class Decoder::Step {
   const Weights& weights_;
   const Shape& shape_;
   const Batch& batch_;
+  const Pass& pass_;
+  const std::span<const int> layers_;
   const int begin_, M_;
   const std::span<const int> wants_;
   float* logits_;
@@ -289,8 +346,8 @@ class Decoder::Step {
   float query_scale_;                // into attention's units of log 2
   std::vector<int> scored_;          // rows of this pass
   std::vector<std::int64_t> costs_;  // [M + 1] of attention, summed
-  std::int64_t h_stride_, qkv_stride_, heads_stride_, gated_stride_;
-  float *h_, *qkv_, *attended_, *gated_, *queries_, *threads_;
+  std::int64_t h_stride_, qkv_stride_, heads_stride_, gated_stride_, both_stride_;
+  float *h_, *qkv_, *attended_, *gated_, *both_, *queries_, *threads_;
 };
 
 Decoder::Decoder(Weights weights, Rope rope, KvFormat kv_format, std::int64_t slots, std::shared_ptr<Pool> pool)
@@ -301,17 +358,18 @@ Decoder::Decoder(Weights weights, Rope rope, KvFormat kv_format, std::int64_t sl
       pool_(std::move(pool)) {
   if (rope_.half() * 2 != weights_.shape.head_dim) throw std::invalid_argument("RoPE has other heads than the model");
   const Shape& s = weights_.shape;
-  const std::int64_t widest = std::max<std::int64_t>({s.hidden, heads_width(s), s.intermediate});
-  for (int thread = 0; thread < pool_->threads(); ++thread) own_.emplace_back(kOwnRows, widest);
+  for (int layer = 0; layer < s.layers; ++layer) all_layers_.push_back(layer);
+  widest_ = std::max<std::int64_t>({s.hidden, heads_width(s), s.intermediate, weights_.fusion.states,
+                                    weights_.fusion.version ? 2 * s.hidden : 0});
+  for (int thread = 0; thread < pool_->threads(); ++thread) own_.emplace_back(kOwnRows, widest_);
   make_room(16);
 }
 
 void Decoder::make_room(int rows) {
   if (rows <= capacity_) return;
   const int grown = std::min(std::max(rows, 2 * capacity_), kMaxRows);
-  const Shape& s = weights_.shape;
   workspace_ = std::make_unique<Buffer>(Step::floats(*this, grown));
-  shared_ = Activations(grown, std::max<std::int64_t>({s.hidden, heads_width(s), s.intermediate}));
+  shared_ = Activations(grown, widest_);
   capacity_ = grown;
 }
 
@@ -331,18 +389,23 @@ std::size_t Decoder::workspace_bytes() const {
   return bytes;
 }
 
-Scores Decoder::forward(const Batch& batch, std::span<const int> wants) {
+Scores Decoder::forward(const Batch& batch, std::span<const int> wants, const Pass& pass) {
   const std::lock_guard lock(busy_);
-  for (const int layer : wants) {
-    if (layer < -1 || layer >= shape().layers) {
-      throw std::invalid_argument("hidden states of layer " + std::to_string(layer) + ": the model has layers 0 to " +
-                                  std::to_string(shape().layers - 1));
+  const auto check = [this](std::span<const int> layers, int first, const char* what) {
+    for (const int layer : layers) {
+      if (layer < first || layer >= shape().layers) {
+        throw std::invalid_argument(what + std::to_string(layer) + ": the model has layers 0 to " +
+                                    std::to_string(shape().layers - 1));
+      }
     }
-  }
+  };
+  check(wants, -1, "hidden states of layer ");
+  check(pass.layers, 0, "a forward through layer ");
+  if (weights_.fusion.version && !pass.states) throw std::invalid_argument("an EAGLE head reads states");
   const std::int64_t rows = batch.rows();
   Scores scores;
   scores.rows = std::count(batch.scored.begin(), batch.scored.end(), 1);
-  scores.stride = padded(shape().vocabulary);
+  scores.stride = padded(shape().outputs);
   float* logits = grown(logits_, std::max<std::int64_t>(1, scores.rows) * scores.stride);
   float* hidden = nullptr;
   if (!wants.empty()) {
@@ -354,7 +417,7 @@ Scores Decoder::forward(const Batch& batch, std::span<const int> wants) {
   rope_.reserve(batch.positions());
   for (int begin = 0; begin < rows; begin += kMaxRows) {
     const int end = std::min<int>(begin + kMaxRows, static_cast<int>(rows));
-    Step step(*this, batch, begin, end, wants, logits, scores.stride, hidden);
+    Step step(*this, batch, pass, begin, end, wants, logits, scores.stride, hidden);
     pool_->run(step);
     logits += std::count(batch.scored.begin() + begin, batch.scored.begin() + end, 1) * scores.stride;
   }

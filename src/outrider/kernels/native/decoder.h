@@ -33,6 +33,13 @@ struct Scores {
   std::shared_ptr<Buffer> hidden;  // [M, W, D]
 };
 
+// What a forward may have beside its batch.
+struct Pass {
+  const float* states = nullptr;  // [M, F] input of an EAGLE head: F = fusion.states, or D if `own`
+  bool own = false;               // the states are the head's own outputs: the rows are guesses
+  std::span<const int> layers;    // that are run, in order; none: all
+};
+
 class Decoder {
  public:
   Decoder(Weights weights, Rope rope, KvFormat kv_format, std::int64_t slots, std::shared_ptr<Pool> pool);
@@ -42,7 +49,12 @@ class Decoder {
 
   // Runs every row of `batch` through all layers and writes their keys and values.
   // `wants`: l in [0, layers) is the residual stream after layer l, -1 the final normed state.
-  Scores forward(const Batch& batch, std::span<const int> wants);
+  // Throws std::invalid_argument for layers that the model lacks.
+  Scores forward(const Batch& batch, std::span<const int> wants, const Pass& pass = {});
+
+  const Fusion& fusion() const { return weights_.fusion; }
+  const Linear& head() const { return weights_.head; }
+  Pool& pool() { return *pool_; }
 
   std::size_t weight_bytes() const { return weights_.bytes(); }
   std::size_t workspace_bytes() const;
@@ -54,11 +66,13 @@ class Decoder {
   static float* grown(std::shared_ptr<Buffer>& buffer, std::int64_t floats);
 
   Weights weights_;
+  std::vector<int> all_layers_;
   Rope rope_;
   KvCache cache_;
   std::shared_ptr<Pool> pool_;
   std::mutex busy_;
 
+  std::int64_t widest_ = 0;               // most columns that a product reads
   int capacity_ = 0;                      // rows that the workspace has room for
   std::unique_ptr<Buffer> workspace_;
   Activations shared_;                    // of all rows, each prepared by one thread

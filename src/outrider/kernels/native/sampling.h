@@ -66,6 +66,7 @@ class NativeShaping {
 
   const ShapingSettings& settings() const { return settings_; }
   bool penalised() const;
+  bool adjusts(const Moment& moment) const;  // whether logits are changed before the draw
 
   // The committed tokens, of which the first `known()` have been counted. Only needed if penalised().
   std::int64_t known() const { return known_; }
@@ -81,7 +82,6 @@ class NativeShaping {
   struct Entry {
     std::int32_t token, written;  // `written`: how often in the output
   };
-  bool adjusts(const Moment& moment) const;
   void adjust(std::span<const float> row, const Moment& moment, float* out) const;
   double bias_of(std::int32_t token) const;
   float penalised_logit(double logit, std::int32_t token, std::int64_t written) const;

@@ -60,11 +60,13 @@ class Packer {
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();  // layers lie in the order in which they are read
 };
 
-Layer pack_layer(const Packer& packer, const Shape& shape, const std::string& prefix) {
+// `inputs` are the columns of q, k and v. Only the first layer of an EAGLE head may lack a norm before them.
+Layer pack_layer(const Packer& packer, const Shape& shape, const std::string& prefix, std::int64_t inputs,
+                 bool may_lack_norm) {
   const std::int64_t D = shape.hidden, I = shape.intermediate, d = shape.head_dim;
   const std::int64_t q = shape.heads * d, kv = shape.kv_heads * d;
   Layer layer;
-  layer.attn_norm = packer.vector(prefix + "attn_norm", D);
+  if (!may_lack_norm || packer.has(prefix + "attn_norm")) layer.attn_norm = packer.vector(prefix + "attn_norm", D);
   layer.mlp_norm = packer.vector(prefix + "mlp_norm", D);
   layer.q_norm = packer.vector_if_any(prefix + "q_norm", d);
   layer.k_norm = packer.vector_if_any(prefix + "k_norm", d);
@@ -78,8 +80,8 @@ Layer pack_layer(const Packer& packer, const Shape& shape, const std::string& pr
     }
   }
   layer.qkv = packer.linear(prefix + "qkv",
-                            {packer.matrix(prefix + "q", q, D), packer.matrix(prefix + "k", kv, D),
-                             packer.matrix(prefix + "v", kv, D)},
+                            {packer.matrix(prefix + "q", q, inputs), packer.matrix(prefix + "k", kv, inputs),
+                             packer.matrix(prefix + "v", kv, inputs)},
                             bias);
   layer.o = packer.linear(prefix + "o", {packer.matrix(prefix + "o", D, q)});
   layer.gate_up = packer.linear(prefix + "gate_up",
@@ -88,28 +90,47 @@ Layer pack_layer(const Packer& packer, const Shape& shape, const std::string& pr
   return layer;
 }
 
+void pack_fusion(const Packer& packer, std::int64_t D, Fusion& fusion) {
+  const std::int64_t states = fusion.states;
+  fusion.input_norm = packer.vector_if_any("input_norm", states);
+  if (fusion.version == 3) {
+    fusion.embed_norm = packer.vector("layers.0.embed_norm", D);
+    fusion.hidden_norm = packer.vector("layers.0.hidden_norm", D);
+  } else {
+    fusion.embed_norm = packer.vector_if_any("embed_norm", D);
+  }
+  fusion.fc = packer.linear("fc", {packer.matrix("fc", D, fusion.version == 3 ? states : 2 * D)},
+                            packer.vector_if_any("fc_bias", D));
+}
+
 }  // namespace
 
 std::size_t Weights::bytes() const {
-  std::size_t bytes = head.bytes();
+  std::size_t bytes = (shared_head ? 0 : head.bytes()) + fusion.fc.bytes();
   for (const Layer& layer : layers) {
     bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
   }
   return bytes;
 }
 
-Weights pack_weights(const Shape& shape, const Tensors& tensors, const Formats& formats, int threads) {
+Weights pack_weights(const Shape& shape, Fusion fusion, const Tensors& tensors, const Formats& formats, int threads,
+                     const Linear* head) {
   const Packer packer(tensors, formats, threads);
   Weights weights;
   weights.shape = shape;
   weights.embed = packer.matrix("embed", shape.vocabulary, shape.hidden);
-  weights.norm = packer.vector("norm", shape.hidden);
+  weights.norm = fusion.version ? packer.vector_if_any("norm", shape.hidden) : packer.vector("norm", shape.hidden);
+  if (fusion.version) pack_fusion(packer, shape.hidden, fusion);
   weights.layers.reserve(shape.layers);
   for (int i = 0; i < shape.layers; ++i) {
-    weights.layers.push_back(pack_layer(packer, shape, "layers." + std::to_string(i) + "."));
+    const bool first = i == 0 && fusion.version;
+    const std::int64_t inputs = first && fusion.version == 3 ? 2 * shape.hidden : shape.hidden;
+    weights.layers.push_back(pack_layer(packer, shape, "layers." + std::to_string(i) + ".", inputs, first));
   }
-  const std::string head = packer.has("head") ? "head" : "embed";  // tied
-  weights.head = packer.linear("head", {packer.matrix(head, shape.vocabulary, shape.hidden)});
+  weights.fusion = std::move(fusion);
+  weights.shared_head = head != nullptr;
+  const std::string name = packer.has("head") ? "head" : "embed";  // tied
+  weights.head = head ? *head : packer.linear("head", {packer.matrix(name, shape.outputs, shape.hidden)});
   return weights;
 }
 

@@ -1,0 +1,350 @@
+#include "growth.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+namespace outrider {
+namespace {
+
+constexpr int kRunners = 16;  // draws over which confidence is shared out at T > 0
+constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // sets the noise of nodes at one depth apart
+constexpr float kImpossible = -std::numeric_limits<float>::infinity();
+
+struct Node {
+  int parent;         // in the order of finding
+  std::int32_t token;
+  double confidence;  // log, of the whole path
+  int depth;
+  int fed = -1;       // in the order of feeding
+};
+
+struct Child {
+  std::int32_t token;
+  double confidence;  // log, given its parent
+};
+
+// What is asked of one row of logits, by any thread, and the answer.
+struct Question {
+  std::size_t tree;
+  int node;           // whose children are wanted
+  int count;          // of children
+  const float* logits;
+  std::vector<std::int32_t> path;
+  std::vector<Child> children;
+  std::vector<double> law;
+};
+
+class Tree {
+ public:
+  Tree(const Sprout& sprout, const Plan& plan) : sprout_(sprout), plan_(plan) {
+    nodes.push_back({-1, sprout.pending.back(), 0.0, 0, 0});
+    fed_tokens.push_back(nodes[0].token);
+    fed_parents.push_back(-1);
+    fed_nodes.push_back(0);
+  }
+
+  std::vector<Node> nodes;
+  std::vector<std::int32_t> fed_tokens, fed_parents;
+  std::vector<int> fed_nodes;
+  std::vector<std::pair<int, std::vector<double>>> laws;
+  int fresh = 0;     // fed nodes before this level
+  int promised = 0;  // children that were asked for in this level
+
+  // Under rejection siblings stand at the root only: the first guess decides over all that follow it.
+  int promise(int node) {
+    if (!sprout_.rejection) return plan_.width;
+    const int left = sprout_.guesses - (static_cast<int>(nodes.size()) - 1) - promised;
+    const int count = std::min(node == 0 ? plan_.width : 1, left);
+    promised += count;
+    return count;
+  }
+
+  std::vector<std::int32_t> path(int node) const {
+    std::vector<std::int32_t> tokens;
+    for (; node > 0; node = nodes[node].parent) tokens.push_back(nodes[node].token);
+    std::reverse(tokens.begin(), tokens.end());
+    return tokens;
+  }
+
+  void add(Question& question) {
+    const Node& parent = nodes[question.node];
+    const double confidence = parent.confidence;
+    const int depth = parent.depth + 1;
+    for (const Child& child : question.children) {
+      const double own = sprout_.rejection ? 0.0 : confidence + child.confidence;
+      if (!sprout_.rejection && own < least()) continue;
+      nodes.push_back({question.node, child.token, own, depth});
+    }
+    if (!question.law.empty()) laws.emplace_back(question.node, std::move(question.law));
+  }
+
+  // Feeds the best of the nodes of depth `level`. Returns whether there are any that are worth a forward.
+  bool choose(int level) {
+    fresh = static_cast<int>(fed_nodes.size());
+    promised = 0;
+    if (level >= sprout_.depth) return false;
+    std::vector<int> found;
+    for (int i = static_cast<int>(nodes.size()) - 1; i > 0 && nodes[i].depth == level; --i) found.push_back(i);
+    std::reverse(found.begin(), found.end());
+    if (sprout_.rejection) {
+      if (static_cast<int>(nodes.size()) - 1 >= sprout_.guesses) found.clear();
+    } else {
+      std::stable_sort(found.begin(), found.end(), [this](int a, int b) { return better(a, b); });
+      if (static_cast<int>(found.size()) > plan_.width) found.resize(static_cast<std::size_t>(plan_.width));
+      if (!worth(found)) found.clear();
+    }
+    for (const int node : found) {
+      nodes[node].fed = static_cast<int>(fed_nodes.size());
+      fed_nodes.push_back(node);
+      fed_tokens.push_back(nodes[node].token);
+      fed_parents.push_back(nodes[nodes[node].parent].fed);
+    }
+    return !found.empty();
+  }
+
+  Grown grown() {
+    std::vector<int> kept(nodes.size() - 1);
+    std::iota(kept.begin(), kept.end(), 1);
+    if (static_cast<int>(kept.size()) > sprout_.guesses) {
+      // a parent is never less likely than its child and comes before it, so the first of this order are a tree
+      if (!sprout_.rejection) std::stable_sort(kept.begin(), kept.end(), [this](int a, int b) { return better(a, b); });
+      kept.resize(static_cast<std::size_t>(sprout_.guesses));
+      std::sort(kept.begin(), kept.end());
+    }
+    Grown out;
+    std::vector<int> place(nodes.size(), -1);
+    const auto put = [&](int node) {
+      place[node] = static_cast<int>(out.tokens.size());
+      out.tokens.push_back(nodes[node].token);
+      out.parents.push_back(node ? place[nodes[node].parent] : -1);
+      out.confidences.push_back(static_cast<float>(std::exp(nodes[node].confidence)));
+    };
+    put(0);
+    for (const int node : kept) put(node);
+    for (auto& [node, law] : laws) {
+      if (place[node] >= 0) out.laws.emplace_back(place[node], std::move(law));
+    }
+    return out;
+  }
+
+ private:
+  bool better(int a, int b) const { return nodes[a].confidence > nodes[b].confidence; }
+  double least() const { return plan_.least > 0 ? std::log(plan_.least) : -std::numeric_limits<double>::infinity(); }
+
+  // Whether children of `found`, best first, may enter the tree, and are reached often enough to pay for a forward.
+  bool worth(const std::vector<int>& found) const {
+    if (found.empty()) return false;
+    double reached = 0;
+    for (const int node : found) reached += std::exp(nodes[node].confidence);
+    if (reached < plan_.reach) return false;
+    const double best = nodes[found[0]].confidence;
+    const auto ahead = std::count_if(nodes.begin() + 1, nodes.end(), [best](const Node& n) { return n.confidence >= best; });
+    return ahead < sprout_.guesses;
+  }
+
+  const Sprout& sprout_;
+  const Plan& plan_;
+};
+
+class Growth {
+ public:
+  Growth(Decoder& decoder, Batch& batch, const Plan& plan, std::span<const Sprout> sprouts)
+      : decoder_(decoder), batch_(batch), plan_(plan), sprouts_(sprouts) {
+    const Shape& s = decoder.shape();
+    outputs_ = plan.tokens.empty() ? std::min(s.outputs, plan.vocabulary) : s.outputs;
+    if (decoder.fusion().version) wants_.push_back(s.layers - 1);
+  }
+
+  std::vector<Grown> run() {
+    trees_.reserve(sprouts_.size());
+    for (const Sprout& sprout : sprouts_) trees_.emplace_back(sprout, plan_);
+    feed_roots();
+    for (int level = 1; !questions_.empty(); ++level) {
+      answer();
+      feed_level(level);
+    }
+    std::vector<Grown> out;
+    for (Tree& tree : trees_) out.push_back(tree.grown());
+    return out;
+  }
+
+ private:
+  std::int64_t hidden_size() const { return decoder_.shape().hidden; }
+
+  void forward(bool own) {
+    batch_.close();
+    scores_ = decoder_.forward(batch_, wants_, {inputs_.data(), own, plan_.layers});
+  }
+
+  void feed_roots() {
+    const std::int64_t width = decoder_.fusion().states;
+    std::vector<std::int64_t> roots;  // rows of the forward
+    inputs_.clear();
+    batch_.clear();
+    for (const Sprout& sprout : sprouts_) {
+      const std::int32_t root = sprout.pending.back(), none = -1;
+      const std::span<const std::int32_t> tokens(&root, sprout.guesses > 0 ? 1 : 0), parents(&none, tokens.size());
+      batch_.add({sprout.length, sprout.pages, sprout.pending, tokens, parents});
+      if (width) inputs_.insert(inputs_.end(), sprout.states, sprout.states + width * std::ssize(sprout.pending));
+      roots.push_back(batch_.rows() - 1);
+    }
+    forward(false);
+    states_.resize(trees_.size());
+    std::int64_t scored = 0;
+    for (std::size_t i = 0; i < trees_.size(); ++i) {
+      if (sprouts_[i].guesses <= 0) continue;
+      keep_state(i, roots[i]);
+      if (sprouts_[i].depth > 0) ask(i, 0, scored);
+      ++scored;
+    }
+  }
+
+  void feed_level(int level) {
+    inputs_.clear();
+    batch_.clear();
+    questions_.clear();
+    std::vector<std::size_t> open;
+    for (std::size_t i = 0; i < trees_.size(); ++i) {
+      if (sprouts_[i].guesses <= 0 || !trees_[i].choose(level)) continue;
+      open.push_back(i);
+      const Sprout& sprout = sprouts_[i];
+      const Tree& tree = trees_[i];
+      batch_.add({sprout.length + std::ssize(sprout.pending) - 1, sprout.pages, sprout.pending.last(1), tree.fed_tokens,
+                  tree.fed_parents, tree.fresh});
+      if (wants_.empty()) continue;
+      for (auto fed = static_cast<std::size_t>(tree.fresh); fed < tree.fed_nodes.size(); ++fed) {
+        const float* state = states_[i].data() + tree.fed_parents[fed] * hidden_size();
+        inputs_.insert(inputs_.end(), state, state + hidden_size());
+      }
+    }
+    if (open.empty()) return;
+    forward(true);
+    std::int64_t row = 0;
+    for (const std::size_t i : open) {
+      for (std::size_t fed = static_cast<std::size_t>(trees_[i].fresh); fed < trees_[i].fed_nodes.size(); ++fed, ++row) {
+        keep_state(i, row);
+        ask(i, trees_[i].fed_nodes[fed], row);
+      }
+    }
+  }
+
+  // The output of a row, which its children read.
+  void keep_state(std::size_t tree, std::int64_t row) {
+    if (wants_.empty()) return;
+    const float* state = scores_.hidden->data + row * hidden_size();
+    states_[tree].insert(states_[tree].end(), state, state + hidden_size());
+  }
+
+  void ask(std::size_t tree, int node, std::int64_t scored) {
+    const int count = trees_[tree].promise(node);
+    if (count <= 0) return;
+    const float* logits = scores_.logits->data + scored * scores_.stride;
+    questions_.push_back({tree, node, count, logits, trees_[tree].path(node), {}, {}});
+  }
+
+  void answer() {
+    Pool& pool = decoder_.pool();
+    const auto each = [this](std::size_t i) {
+      try {
+        sprouts_[questions_[i].tree].rejection ? sample(questions_[i]) : rank(questions_[i]);
+      } catch (const DrawError&) {  // the draft's own logits are broken: no guess, and no error that plain decoding lacks
+        questions_[i].children.clear();
+      }
+    };
+    if (questions_.size() == 1 || pool.threads() == 1) {
+      for (std::size_t i = 0; i < questions_.size(); ++i) each(i);
+    } else {
+      pool.run([&](int thread) {
+        const Share mine = share(static_cast<int>(questions_.size()), thread, pool.threads());
+        for (int i = mine.begin; i < mine.end; ++i) each(static_cast<std::size_t>(i));
+      });
+    }
+    for (Question& question : questions_) trees_[question.tree].add(question);
+  }
+
+  Moment moment(const Question& question) const {
+    Moment moment = sprouts_[question.tree].moment;
+    moment.path = question.path;
+    moment.position += std::ssize(question.path);
+    return moment;
+  }
+
+  // The row over the target's vocabulary.
+  std::span<const float> row(const Question& question) const {
+    const std::span<const float> own(question.logits, static_cast<std::size_t>(outputs_));
+    if (plan_.tokens.empty()) return own;
+    thread_local std::vector<float> wide;
+    wide.assign(static_cast<std::size_t>(plan_.vocabulary), kImpossible);
+    for (std::size_t i = 0; i < own.size(); ++i) wide[static_cast<std::size_t>(plan_.tokens[i])] = own[i];
+    return wide;
+  }
+
+  void rank(Question& question) const {
+    const NativeShaping& shaping = *sprouts_[question.tree].shaping;
+    const double temperature = shaping.settings().temperature;
+    const Moment at = moment(question);
+    if (temperature == 0) {
+      const bool plain = !shaping.adjusts(at);
+      const Top best = plain ? top({question.logits, static_cast<std::size_t>(outputs_)}, question.count)
+                             : shaping.top(row(question), question.count, at);
+      for (std::size_t i = 0; i < best.tokens.size(); ++i) {
+        const std::int32_t token = best.tokens[i];
+        const bool own = plain && !plan_.tokens.empty();  // numbered as the draft does
+        question.children.push_back({own ? plan_.tokens[static_cast<std::size_t>(token)] : token, best.logprobs[i]});
+      }
+      return;
+    }
+    // What the target adds to its logits is known: the same noise. With it added to the draft's, the softmax of the
+    // sums tells how sure a draw is, just as the softmax of the logits does at T = 0.
+    const Top best = shaping.top(row(question), std::max(question.count, kRunners), at);
+    const Place place{shaping.settings().seed, static_cast<std::uint64_t>(at.position), stream::target};
+    std::vector<double> sums;
+    for (std::size_t i = 0; i < best.tokens.size(); ++i) {
+      const auto token = static_cast<std::uint32_t>(best.tokens[i]);
+      sums.push_back(temperature * (double{best.logprobs[i]} + gumbel(words(place, token / 4).w[token % 4])));
+    }
+    if (sums.empty()) return;
+    const double highest = *std::max_element(sums.begin(), sums.end());
+    double total = 0;
+    for (const double sum : sums) total += std::exp(sum - highest);
+    for (std::size_t i = 0; i < sums.size() && i < static_cast<std::size_t>(question.count); ++i) {
+      question.children.push_back({best.tokens[i], sums[i] - highest - std::log(total)});
+    }
+  }
+
+  // Children drawn one after the other without replacement.
+  void sample(Question& question) const {
+    const NativeShaping& shaping = *sprouts_[question.tree].shaping;
+    const Moment at = moment(question);
+    const std::span<const float> logits = row(question);
+    std::vector<double> law(static_cast<std::size_t>(plan_.vocabulary), 0.0);
+    shaping.law(logits, at, law.data());
+    const std::uint64_t seed = shaping.settings().seed ^ (static_cast<std::uint64_t>(question.node) * kGolden);
+    const Place place{seed, static_cast<std::uint64_t>(at.position), stream::draft};
+    for (const std::int32_t token : draw_children(law, question.count, place)) question.children.push_back({token, 0.0});
+    question.law = std::move(law);
+  }
+
+  Decoder& decoder_;
+  Batch& batch_;
+  const Plan& plan_;
+  const std::span<const Sprout> sprouts_;
+  int outputs_ = 0;
+  std::vector<int> wants_;
+  std::vector<Tree> trees_;
+  std::vector<Question> questions_;
+  std::vector<float> inputs_;
+  std::vector<std::vector<float>> states_;  // by tree, of its fed nodes
+  Scores scores_;
+};
+
+}  // namespace
+
+std::vector<Grown> grow(Decoder& decoder, Batch& batch, const Plan& plan, std::span<const Sprout> sprouts) {
+  if (sprouts.empty()) return {};
+  return Growth(decoder, batch, plan, sprouts).run();
+}
+
+}  // namespace outrider

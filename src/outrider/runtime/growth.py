@@ -1,0 +1,233 @@
+"""Grows draft trees over any runner, level by level: the contract, and the plain way that native code must agree with.
+
+Under match verification (Li et al. 2024, EAGLE-2, section 4): each node of a level gets its likeliest children, the
+best `width` of all the level's children are fed next, and the `guesses` best nodes of all that were found are the
+tree. At T > 0 children are the draft's own draws with the target's noise. Under rejection a node's children are drawn
+without replacement with the draft's own noise, and the shape is fixed before anything is drawn.
+
+Letters: V vocabulary of the target, F floats of the target's states at a row (W * D).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core import noise, sampling
+from outrider.core.cache import Pages, Rows
+from outrider.core.sampling import DrawError
+from outrider.core.shaping import Shaping
+from outrider.core.tree import Law, Tree
+from outrider.core.verify import draw_children
+from outrider.runtime.runner import Feed, Scores
+
+__all__ = ["Grower", "Plan", "Sprout", "grow"]
+
+_RUNNERS = 16  # draws over which confidence is shared out at T > 0
+_GOLDEN = 0x9E3779B97F4A7C15  # sets the noise of nodes at one depth apart
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shape of trees, the same for all sequences of a call."""
+
+    vocabulary: int  # V
+    width: int = 1  # children of a node, and nodes of a level that are fed
+    least: float = 0.0  # match only: a node with less confidence than this is not kept
+    reach: float = 0.0  # match only: a level is grown only if its parents are reached with this chance, together
+    layers: tuple[int, ...] = ()  # of the model; none given: all
+
+    def rows(self, guesses: int, depth: int) -> int:
+        """Cache rows that a tree needs behind the pending ones."""
+        return max(guesses, (depth - 1) * self.width)
+
+
+@dataclass(slots=True)
+class Sprout:
+    """One sequence. Rows are reserved: the pending ones and `Plan.rows` behind them. Nothing is committed.
+
+    `pending` are the text's tokens from `rows.length` on, at least the last one, the root. Without guesses they are fed
+    and nothing is grown. A head that reads the target's states gets those of the rows, one row earlier than the token
+    that stands beside them: [pending, F].
+    """
+
+    rows: Rows
+    pending: Sequence[int]
+    shaping: Shaping
+    guesses: int
+    depth: int
+    rejection: bool = False
+    states: NDArray[np.float32] | None = None
+
+
+class Grower(Protocol):
+    """What guesses: a runner of a draft model, of the target's own layers, or of a head."""
+
+    pages: Pages
+
+    def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
+        """A tree per sprout, with confidences, in the target's tokens. A draft with broken logits gives fewer guesses,
+        and no error."""
+        ...
+
+    def memory(self) -> dict[str, int]: ...
+
+
+def grow(score: Callable[[list[Feed], list[Sprout]], Scores], batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
+    """`Grower.grow` by whole forwards: the tree is fed anew at each level. `score` gives logits [V]."""
+    growths = [_Growth(sprout, plan) for sprout in batch]
+    live = list(range(len(batch)))
+    while live:
+        feeds = [Feed(batch[i].rows, batch[i].pending, growths[i].fed()) for i in live]
+        scores = score(feeds, [batch[i] for i in live])
+        for index, i in enumerate(live):
+            growths[i].extend(scores, index)
+        live = [i for i in live if growths[i].choose()]
+    return [growth.tree() for growth in growths]
+
+
+@dataclass(slots=True)
+class _Node:
+    parent: int
+    token: int
+    confidence: float  # log, of the whole path
+    depth: int
+    path: tuple[int, ...] = ()
+    fed: int = -1  # in the order of feeding
+
+
+@dataclass(slots=True)
+class _Growth:
+    sprout: Sprout
+    plan: Plan
+    nodes: list[_Node] = field(init=False)
+    order: list[int] = field(init=False)  # nodes in the order of feeding
+    laws: dict[int, Law] = field(init=False)
+    fresh: int = 0  # fed nodes before this level
+    level: int = 0
+
+    def __post_init__(self) -> None:
+        self.nodes = [_Node(-1, self.sprout.pending[-1], 0.0, 0, fed=0)]
+        self.order, self.laws = [0], {}
+
+    def fed(self) -> Tree | None:
+        """The nodes that are fed; None where nothing is wanted but the rows."""
+        if self.sprout.guesses <= 0:
+            return None
+        nodes = [self.nodes[i] for i in self.order]
+        parents = tuple(-1 if n.parent < 0 else self.nodes[n.parent].fed for n in nodes)
+        return Tree(tuple(n.token for n in nodes), parents)
+
+    def extend(self, scores: Scores, feed: int) -> None:
+        """Children of the nodes that this level fed."""
+        if self.sprout.guesses <= 0 or self.level >= self.sprout.depth:
+            return
+        found: list[_Node] = []
+        for place in range(self.fresh, len(self.order)):
+            logits = self._fit(scores.logits(feed, place))
+            try:
+                if self.sprout.rejection:
+                    found += self._sample(logits, place, len(found))
+                else:
+                    found += self._rank(logits, place)
+            except DrawError:  # the draft's own logits are broken
+                continue
+        self.nodes += found
+
+    def choose(self) -> bool:
+        """Feed the best nodes of the next level. Whether there are any that are worth a forward."""
+        sprout = self.sprout
+        self.level += 1
+        self.fresh = len(self.order)
+        if sprout.guesses <= 0 or self.level >= sprout.depth:
+            return False
+        found = [i for i, node in enumerate(self.nodes) if node.depth == self.level]
+        if sprout.rejection:
+            if len(self.nodes) - 1 >= sprout.guesses:
+                return False
+        else:
+            found = self._best(found)[: self.plan.width]
+            if not self._worth(found):
+                return False
+        for i in found:
+            self.nodes[i].fed = len(self.order)
+            self.order.append(i)
+        return bool(found)
+
+    def tree(self) -> Tree:
+        kept = list(range(1, len(self.nodes)))
+        if len(kept) > self.sprout.guesses:
+            # a parent is never less likely than its child and comes before it, so the first of this order are a tree
+            kept = sorted((kept if self.sprout.rejection else self._best(kept))[: max(0, self.sprout.guesses)])
+        kept = [0, *kept]
+        place = {node: index for index, node in enumerate(kept)}
+        nodes = [self.nodes[i] for i in kept]
+        return Tree(
+            tuple(n.token for n in nodes),
+            tuple(-1 if n.parent < 0 else place[n.parent] for n in nodes),
+            {place[i]: law for i, law in self.laws.items() if i in place},
+            tuple(math.exp(n.confidence) for n in nodes),
+        )
+
+    def _best(self, nodes: Sequence[int]) -> list[int]:
+        return sorted(nodes, key=lambda i: -self.nodes[i].confidence)
+
+    def _worth(self, found: Sequence[int]) -> bool:
+        """Whether children of these may enter the tree, and are reached often enough to pay for a forward."""
+        if not found or sum(math.exp(self.nodes[i].confidence) for i in found) < self.plan.reach:
+            return False
+        best = self.nodes[found[0]].confidence
+        return sum(node.confidence >= best for node in self.nodes[1:]) < self.sprout.guesses
+
+    def _fit(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A row over the target's vocabulary, whatever the draft's is padded to. [V]"""
+        row = np.full(self.plan.vocabulary, -np.inf, np.float32)
+        size = min(len(logits), len(row))
+        row[:size] = logits[:size]
+        return row
+
+    def _rank(self, logits: NDArray[np.float32], place: int) -> list[_Node]:
+        shaping, parent, width = self.sprout.shaping, self.order[place], self.plan.width
+        node = self.nodes[parent]
+        temperature = shaping.params.temperature
+        count = max(width, _RUNNERS) if temperature else width
+        tokens, logprobs = sampling.top(logits, count, shaping, node.path)
+        own = logprobs.astype(np.float64)
+        if temperature and len(tokens):
+            # What the target adds to its logits is known: the same noise. With it added to the draft's, the softmax of
+            # the sums tells how sure a draw is, just as the softmax of the logits does at T = 0.
+            position = len(shaping.tokens) + len(node.path)
+            sums = temperature * (own + noise.gumbel(shaping.seed, position, tokens, noise.TARGET))
+            own = sums - sums.max() - math.log(np.exp(sums - sums.max()).sum())
+        floor = math.log(self.plan.least) if self.plan.least > 0 else -math.inf
+        made = [
+            _Node(parent, int(token), node.confidence + float(own[i]), node.depth + 1, (*node.path, int(token)))
+            for i, token in enumerate(tokens[:width])
+        ]
+        return [child for child in made if child.confidence >= floor]
+
+    def _sample(self, logits: NDArray[np.float32], place: int, found: int) -> list[_Node]:
+        shaping, parent = self.sprout.shaping, self.order[place]
+        node = self.nodes[parent]
+        # siblings at the root only: the first guess decides over all that follow it
+        count = min(1 if parent else self.plan.width, self.sprout.guesses - (len(self.nodes) - 1) - found)
+        if count <= 0:
+            return []
+        law = sampling.law(logits, shaping, node.path)
+        gumbel = noise.gumbel(
+            # nodes of one depth share the position, so their place in the tree gives each its own noise
+            shaping.seed ^ (parent * _GOLDEN & (2**64 - 1)),
+            len(shaping.tokens) + len(node.path),
+            np.arange(len(law), dtype=np.int64),
+            noise.DRAFT,
+        )
+        self.laws[parent] = law
+        return [
+            _Node(parent, int(token), 0.0, node.depth + 1, (*node.path, int(token)))
+            for token in draw_children(law, count, gumbel)
+        ]

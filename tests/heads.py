@@ -1,0 +1,37 @@
+"""Random EAGLE heads over tiny targets, in the layouts in which heads are published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from outrider.models.heads import Eagle, EagleConfig, eagle_shapes, read_head, write_eagle
+from outrider.models.load import ModelFiles
+
+
+def eagle3(
+    folder: Path, target: ModelFiles, *, size: int = 60, kind: str = "F32", seed: int = 0, **changes: object
+) -> Eagle:
+    """A random EAGLE-3 head that guesses `size` tokens, written and read."""
+    decoder = replace(target.config, layers=1, tied_embeddings=False)
+    last = target.config.layers - 1
+    config = EagleConfig(3, decoder, size, (0, last // 2, last), **changes)  # type: ignore[arg-type]
+    tokens = np.sort(np.random.default_rng(seed).choice(target.config.vocabulary, size, replace=False))
+    write_eagle(folder, config, values(eagle_shapes(config), seed), tokens, target="tiny", kind=kind)
+    head = read_head(folder, target.config)
+    assert isinstance(head, Eagle)
+    return head
+
+
+def values(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (
+            1 + 0.1 * rng.standard_normal(shape)
+            if len(shape) == 1
+            else rng.standard_normal(shape) * 1.5 / shape[-1] ** 0.5
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
