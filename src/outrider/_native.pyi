@@ -39,7 +39,7 @@ class Decoder:
         self, plan: tuple[int, float, float, Sequence[int], int], sprouts: Sequence[tuple[Any, ...]]
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], dict[int, NDArray[np.float64]]]]:
         """A plan (width, least, reach, layers, vocabulary) and sprouts as runtime/native.py writes them -> trees:
-        tokens, parents, confidences, laws"""
+        tokens, parents, chances, laws"""
     def move(self, source: Sequence[int], target: Sequence[int]) -> None: ...
     def memory(self) -> dict[str, int]: ...
     @property

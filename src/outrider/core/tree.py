@@ -30,12 +30,15 @@ class Tree:
     `laws[parent]` is the law q [V] from which the children of `parent` were drawn one after the other without
     replacement. A parent without a law proposed its children for certain (each is a point mass). Only rejection
     sampling reads laws; match verification needs none.
+
+    `chances` are the drafter's estimate that a node will be accepted, none above its parent's: they decide how much of
+    the tree is worth checking, and nothing else. None where the drafter has no idea.
     """
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1
     laws: Mapping[int, Law] = field(default_factory=dict)
-    confidences: tuple[float, ...] = ()  # [N] chance that a node and all before it are right; () if nobody knows
+    chances: tuple[float, ...] | None = None  # [N], that of the root is 1
 
     @classmethod
     def root(cls, token: int) -> Tree:
@@ -43,10 +46,16 @@ class Tree:
         return cls((int(token),), (-1,))
 
     @classmethod
-    def chain(cls, root: int, guesses: Iterable[int], laws: Mapping[int, Law] | None = None) -> Tree:
-        """One guess after the other, as in Leviathan et al. 2023."""
+    def chain(
+        cls,
+        root: int,
+        guesses: Iterable[int],
+        laws: Mapping[int, Law] | None = None,
+        chances: Iterable[float] | None = None,
+    ) -> Tree:
+        """One guess after the other, as in Leviathan et al. 2023. `chances` are those of the guesses."""
         tokens = (int(root), *map(int, guesses))
-        return cls(tokens, tuple(range(-1, len(tokens) - 1)), laws or {})
+        return cls(tokens, tuple(range(-1, len(tokens) - 1)), laws or {}, None if chances is None else (1.0, *chances))
 
     @classmethod
     def merge(cls, root: int, paths: Iterable[Sequence[int]], budget: int | None = None) -> Tree:
@@ -103,7 +112,7 @@ class Tree:
         if self.guesses <= guesses:
             return self
         n = guesses + 1
-        return Tree(self.tokens[:n], self.parents[:n], self.laws, self.confidences[:n])
+        return Tree(self.tokens[:n], self.parents[:n], self.laws, self.chances and self.chances[:n])
 
     def shallow(self, depth: int) -> Tree:
         """Without the nodes deeper than `depth`."""
@@ -120,7 +129,7 @@ class Tree:
             tuple(self.tokens[n] for n in nodes),
             (-1, *(place[self.parents[n]] for n in nodes[1:])),
             {place[parent]: law for parent, law in self.laws.items() if parent in place},
-            tuple(self.confidences[n] for n in nodes) if self.confidences else (),
+            self.chances and tuple(self.chances[n] for n in nodes),
         )
 
     def check(self, vocabulary: int) -> Tree:
@@ -129,6 +138,8 @@ class Tree:
             raise TreeError(f"a tree of {len(self.tokens)} tokens and {len(self.parents)} parents")
         if self.parents[0] != -1:
             raise TreeError(f"the root's parent is {self.parents[0]}, not -1")
+        if self.chances is not None and len(self.chances) != len(self.tokens):
+            raise TreeError(f"{len(self.chances)} chances for {len(self.tokens)} nodes")
         seen: set[tuple[int, int]] = set()
         for node in range(1, len(self.tokens)):
             parent, token = self.parents[node], self.tokens[node]

@@ -71,7 +71,7 @@ class Grower(Protocol):
     pages: Pages
 
     def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
-        """A tree per sprout, with confidences, in the target's tokens. A draft with broken logits gives fewer guesses,
+        """A tree per sprout, with chances under match, in the target's tokens. A draft with broken logits gives fewer guesses,
         and no error."""
         ...
 
@@ -171,7 +171,8 @@ class _Growth:
             tuple(n.token for n in nodes),
             tuple(-1 if n.parent < 0 else place[n.parent] for n in nodes),
             {place[i]: law for i, law in self.laws.items() if i in place},
-            tuple(math.exp(n.confidence) for n in nodes),
+            # under rejection what is checked must not depend on what was drawn
+            None if self.sprout.rejection else tuple(math.exp(n.confidence) for n in nodes),
         )
 
     def _best(self, nodes: Sequence[int]) -> list[int]:

@@ -178,7 +178,10 @@ def grow(decoder: _native.Decoder, batch: Sequence[Sprout], plan: Plan) -> list[
             for sprout in batch
         ],
     )
-    return [Tree(tokens, parents, laws, confidences) for tokens, parents, confidences, laws in made]
+    return [
+        Tree(tokens, parents, laws, None if sprout.rejection else chances)
+        for sprout, (tokens, parents, chances, laws) in zip(batch, made, strict=True)
+    ]
 
 
 def forecast(

@@ -119,7 +119,7 @@ class Tree {
       place[node] = static_cast<int>(out.tokens.size());
       out.tokens.push_back(nodes[node].token);
       out.parents.push_back(node ? place[nodes[node].parent] : -1);
-      out.confidences.push_back(static_cast<float>(std::exp(nodes[node].confidence)));
+      out.chances.push_back(static_cast<float>(std::exp(nodes[node].confidence)));
     };
     put(0);
     for (const int node : kept) put(node);

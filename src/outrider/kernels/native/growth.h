@@ -42,7 +42,7 @@ struct Sprout {
 
 struct Grown {
   std::vector<std::int32_t> tokens, parents;  // tokens[0] is the root, parents before children
-  std::vector<float> confidences;             // chance that the node is reached and accepted, 1 for the root
+  std::vector<float> chances;                  // chance that the node is reached and accepted, 1 for the root
   std::vector<std::pair<int, std::vector<double>>> laws;  // [V] of a parent, under rejection
 };
 

@@ -130,7 +130,7 @@ class Runner {
   }
 
   // plan: (width, least, reach, layers, vocabulary); sprouts: (rows, pages, pending, states or None, shaping, position,
-  // history, mask or None, guesses, depth, rejection). Each tree: (tokens, parents, confidences, {parent: law})
+  // history, mask or None, guesses, depth, rejection). Each tree: (tokens, parents, chances, {parent: law})
   nb::list grow(nb::tuple plan, nb::list sprouts) {
     if (plan.size() != 5) throw std::invalid_argument("a plan is a tuple of five");
     Plan wanted{nb::cast<int>(plan[0]), nb::cast<double>(plan[1]), nb::cast<double>(plan[2]),
@@ -154,7 +154,7 @@ class Runner {
     for (Grown& tree : grown) {
       nb::dict laws;
       for (auto& [parent, law] : tree.laws) laws[nb::int_(parent)] = array_of(std::move(law));
-      trees.append(nb::make_tuple(tuple_of(tree.tokens), tuple_of(tree.parents), tuple_of(tree.confidences), laws));
+      trees.append(nb::make_tuple(tuple_of(tree.tokens), tuple_of(tree.parents), tuple_of(tree.chances), laws));
     }
     return trees;
   }
