@@ -26,19 +26,26 @@ class Costs:
     are then the same in every run, which a comparison of machines or a test may want.
     """
 
-    _PACE = 0.1  # how fast a time follows the last measurement
+    _UNIT_PACE = 0.2  # how fast the time of a plain step follows the last measurement
+    _PACE = 0.04  # and the relative cost of more rows, which no machine changes from step to step
+    _HELD_UP = 1.5  # a step counts as this much slower than expected at most: the machine may have been busy
     _EVERY = 8  # measurements between two new curves
 
     def __init__(self, row: float | None = None) -> None:
         self._fixed = row is not None
-        curve = tuple(step_cost(rows) if row is None else 1 + row * (rows - 1) for rows in _KNOTS)
-        self._start = curve
-        self._seconds: list[float | None] = [None] * len(_KNOTS)
+        self._start = tuple(step_cost(rows) if row is None else 1 + row * (rows - 1) for rows in _KNOTS)
+        self._relative = list(self._start)
+        self._unit: float | None = None  # seconds of a plain step
         self._seen = 0
         self._rows = 0
         self._began: float | None = None
-        self.assumed = _spread(curve)  # [r]: the cost of r rows before anything was measured; [0] is unused
+        self.assumed = _spread(self._start)  # [r]: the cost of r rows before anything was measured; [0] is unused
         self.curve = self.assumed
+
+    @property
+    def unit(self) -> float | None:
+        """Seconds of a plain step; None as long as nothing was measured."""
+        return self._unit
 
     def cost(self, rows: int) -> float:
         """Of a forward of so many rows, in plain steps."""
@@ -66,27 +73,23 @@ class Costs:
         if knot and rows - _KNOTS[knot - 1] < _KNOTS[knot] - rows:
             knot -= 1
         seconds *= self._start[knot] / _between(self._start, rows)
-        known = self._seconds[knot]
-        if known is None:
-            self._seconds[knot] = seconds
-        else:  # a step that was held up by the machine counts at most double
-            self._seconds[knot] = known + self._PACE * (min(seconds, 2 * known) - known)
+        relative = self._relative[knot]
+        if self._unit is None:
+            self._unit = seconds / relative
+        surprise = min(max(seconds / (relative * self._unit), 1 / self._HELD_UP), self._HELD_UP)
+        self._unit *= surprise**self._UNIT_PACE
+        if knot:
+            self._relative[knot] = relative * surprise**self._PACE
         self._seen += 1
         if self._seen % self._EVERY == 0:
             self.curve = _spread(self._measured_curve())
 
-    def _measured_curve(self) -> tuple[float, ...]:
-        """Measured knots as they are, the others along the starting curve from the nearest measured one below."""
-        pairs = list(zip(self._start, self._seconds, strict=True))
-        one = next(seconds / start for start, seconds in pairs if seconds is not None)  # a plain step, or as if
-        out: list[float] = []
-        scale = 1.0
-        for start, seconds in pairs:
-            if seconds is not None:
-                scale = min(max(seconds / one / start, 0.5), 8.0)
-            # more rows are never cheaper, and never free: a noisy measurement must not say so
-            out.append(max(start * scale, out[-1] * 1.002) if out else 1.0)
-        return tuple(out)
+    def _measured_curve(self) -> list[float]:
+        """More rows are never cheaper, and never free: noise must not say so."""
+        out = [1.0]
+        for relative in self._relative[1:]:
+            out.append(max(relative, out[-1] * 1.002))
+        return out
 
 
 def _between(curve: Sequence[float], rows: int) -> float:

@@ -37,6 +37,7 @@ class _Place:
     at: int = 0  # index of the next expected token; -1 = the output has left the prediction
     run: int = 0  # tokens that agreed since then
     left: int = 0  # index of the token that did not come
+    away: int = 0  # tokens since then
     ways: list[int] = field(default_factory=list)  # while away: where the prediction may go on
     tried: float = 2.0  # times that the ways back were guessed, and how often one of them held
     held: float = 1.0
@@ -52,6 +53,7 @@ class Prediction:
     wants: tuple[int, ...] = ()
 
     _WINDOW = 64  # how far ahead the output's own next token is looked for, if tokens were left out
+    _PUT_IN = 6  # tokens put in, after which only an anchor leads back
     _NEXT = 0.85  # chance that a way back that held for one token holds for another
     _ENTRY_BYTES = 200  # an anchor: a tuple, a list and their places in the dictionary
 
@@ -130,14 +132,17 @@ class Prediction:
                     place.at += 1
                     place.run += 1
                 else:
-                    place.ways = self._ways(place.at, token, expected)
-                    place.left, place.at, place.run = place.at, -1, 0
+                    # a prediction that has hardly agreed is left alone until an anchor is found
+                    place.ways = self._ways(place.at, token, expected) if place.run > 1 else []
+                    place.left, place.at, place.run, place.away = place.at, -1, 0, 0
             else:
                 held = [way for way in place.ways if expected[way] == token]
                 if held:
                     place.at, place.run = held[0] + 1, 1
-                else:  # more may have been put in before the text goes on where it left
-                    place.ways = [place.left] if place.left < len(expected) else []
+                elif place.ways:  # more may have been put in before the text goes on where it left
+                    place.away += 1
+                    near = place.away < self._PUT_IN and place.left < len(expected)
+                    place.ways = [place.left] if near else []
 
     def _ways(self, at: int, token: int, expected: Sequence[int]) -> list[int]:
         """Where the prediction may go on after `token` came in place of the expected one: the likeliest first."""

@@ -72,7 +72,8 @@ class _Text:
     followed: int = 0  # tokens that the cursors stand behind
     expected: float = 0.0  # sum of the first guesses' probabilities, lately
     right: float = 0.0  # how many of them were right
-    asked: float = 0.0  # probability of the first guesses of this step
+    firsts: tuple[int, ...] = ()  # what might have come next, proposed or not
+    asked: float = 0.0  # its probability
 
 
 class Suffix:
@@ -85,6 +86,7 @@ class Suffix:
 
     _PRIOR = 3.0  # first guesses that a new text's trust begins with
     _KEPT = 0.97  # what is left of an old guess's weight after each step
+    _MOST_TRUST = 1.2
 
     def __init__(self, options: SuffixOptions, context: Context) -> None:
         if options.min_match < 1 or not 0 < options.min_probability <= 1 or options.memory_mb < 0:
@@ -107,12 +109,6 @@ class Suffix:
 
     def observe(self, step: Sequence[Observation]) -> None:
         self.costs.end(step)
-        for seen in step:
-            text = self._texts.get(seen.request.id)
-            if text is not None and text.asked and seen.tree is not None:
-                text.expected = self._KEPT * text.expected + text.asked
-                text.right = self._KEPT * text.right + bool(seen.path)
-                text.asked = 0.0
 
     def forget(self, sequence: int) -> None:
         text = self._texts.pop(sequence, None)
@@ -131,6 +127,16 @@ class Suffix:
 
     def guess(self, request: Request, rows: int = 1, gain: float = 1.0) -> Guesses:
         """The guesses that pay beside `rows` rows that the forward has anyway, which are worth `gain` tokens."""
+        # under rejection the text depends on the guesses: only what is the same in every run may choose them
+        return self._guess(request, self.costs.assumed if request.rejection else self.costs.curve, rows, gain)
+
+    def candidates(self, request: Request) -> Guesses:
+        """All guesses that are likely enough, whatever they cost."""
+        return self._guess(request, self._FREE, 1, 1.0)
+
+    _FREE = (1.0,) * 130
+
+    def _guess(self, request: Request, curve: Sequence[float], rows: int, gain: float) -> Guesses:
         tokens = request.shaping.tokens
         text = self._texts.get(request.id)
         if text is None:
@@ -138,16 +144,23 @@ class Suffix:
         self._read(text, tokens)
         budget = min(request.budget, self.options.max_draft_tokens)
         guesses = Guesses([tokens[-1]], [-1], [1.0])
-        if budget > 0:
-            trust = (text.right + self._PRIOR) / (text.expected + self._PRIOR)
-            # under rejection the text depends on the guesses: only what is the same in every run may choose them
-            curve = self.costs.assumed if request.rejection else self.costs.curve
-            self._grow(guesses, self._contexts(text), budget, min(trust, 1.2), curve, rows, gain)
-        text.asked = sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0)
+        if budget <= 0:
+            return guesses
+        contexts = self._contexts(text)
+        trust = min((text.right + self._PRIOR) / (text.expected + self._PRIOR), self._MOST_TRUST)
+        first = self._following(contexts, trust)
+        text.firsts = tuple(first)
+        text.asked = trust * sum([share for share, _ in first.values()])
+        if first:
+            self._grow(guesses, first, budget, trust, curve, rows, gain)
         return guesses
 
     def _read(self, text: _Text, tokens: Sequence[int]) -> None:
         automaton = text.automaton
+        if text.firsts and len(tokens) > automaton.tokens:
+            text.expected = self._KEPT * text.expected + text.asked
+            text.right = self._KEPT * text.right + (tokens[automaton.tokens] in text.firsts)
+            text.firsts = ()
         for token in tokens[automaton.tokens :]:
             automaton.add(token)
         if self._memory.limit:
@@ -170,7 +183,7 @@ class Suffix:
     def _grow(
         self,
         guesses: Guesses,
-        contexts: _Contexts,
+        following: dict[int, tuple[float, _Contexts]],
         budget: int,
         trust: float,
         curve: Sequence[float],
@@ -188,7 +201,7 @@ class Suffix:
         chance, node = trust, 0
         kept, rate = 1, gain / curve[rows]
         while True:
-            for token, (share, after) in self._following(contexts, chance).items():
+            for token, (share, after) in following.items():
                 if chance * share >= self.options.min_probability:
                     order += 1
                     heapq.heappush(heap, (-min(chance * share, chances[node]), order, token, node, after))
@@ -204,6 +217,7 @@ class Suffix:
             chances.append(chance)
             if gain / curve[rows] > rate:
                 kept, rate = node + 1, gain / curve[rows]
+            following = self._following(contexts, chance)
         del tokens[kept:], parents[kept:], chances[kept:]
 
     def _following(self, contexts: _Contexts, chance: float) -> dict[int, tuple[float, _Contexts]]:
