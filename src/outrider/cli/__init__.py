@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "See speculative decoding work, and that it changes nothing.",
     "generate": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model.",
+    "serve": "Serve a model with OpenAI's API.",
     "bench": "Measure drafters against plain decoding, equality first.",
     "models": "List the known models and where they lie.",
     "pull": "Fetch a model into the cache folder.",

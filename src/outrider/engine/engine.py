@@ -177,6 +177,8 @@ class Engine:
         self._boxes: dict[int, list[Delta]] = {}  # of open streams: deltas that nobody has read yet
         self._next = 0
         self._blamed: set[str] = set()  # drafters whose failure has been told
+        self.steps = 0  # forwards since the start
+        self.seconds = {"draft": 0.0, "forward": 0.0, "verify": 0.0}  # spent in them, by phase
         self._drafter("none")
         self._drafter(drafter)
 
@@ -316,6 +318,24 @@ class Engine:
         return self._scheduler.busy
 
     @property
+    def running(self) -> tuple[int, ...]:
+        """Ids of the requests that have a place in the batch."""
+        return tuple(sequence.id for sequence in self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place: admitted and not begun, or preempted."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def batch_size(self) -> int:
+        return self._scheduler.batch_size
+
+    @property
+    def default_drafter(self) -> str:
+        return self._default_drafter
+
+    @property
     def drafters(self) -> list[str]:
         """Methods that are loaded."""
         return list(self._drafters)
@@ -403,6 +423,9 @@ class Engine:
         verdicts = [self._verdict(a, feed, scores, i) for i, (a, feed) in enumerate(zip(actives, feeds, strict=True))]
         ended = time.perf_counter()
         phases = {"draft": drafted - started, "forward": forwarded - drafted, "verify": ended - forwarded}
+        self.steps += 1
+        for phase, seconds in phases.items():
+            self.seconds[phase] += seconds
         deltas: list[Delta] = []
         for active, feed, verdict in zip(actives, feeds, verdicts, strict=True):
             for phase, seconds in phases.items():
@@ -524,7 +547,8 @@ class Engine:
         origins = (*drafted, closing)[: cut.kept]
         active.origins += origins
         active.accepted += min(len(verdict.path), cut.kept)
-        active.steps.append(Step(tree.guesses, max(tree.depths()) if tree.guesses else 0, len(verdict.path)))
+        step = Step(tree.guesses, max(tree.depths()) if tree.guesses else 0, len(verdict.path))
+        active.steps.append(step)
         if active.first is None:
             active.first = now
         active.last = now
@@ -535,6 +559,7 @@ class Engine:
             text=active.text.take(),
             logprobs=_logprobs(sequence.draws[before:]),
             finish_reason=cast("FinishReason | None", sequence.finish_reason),
+            step=step,
         )
 
     def _observe(
@@ -598,6 +623,8 @@ class Engine:
             seconds=(active.last or now) - active.admitted,
             timings=active.timings,
             drafter_error=active.drafter_error,
+            drafter=active.drafter.name,
+            max_draft_tokens=active.max_guesses,
         )
 
 

@@ -54,6 +54,7 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    step: Step | None = None  # None of a request that ended with an error
 
 
 @dataclass(slots=True)
@@ -75,6 +76,8 @@ class Result:
     seconds: float  # seconds from admission to the last token
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: draft, forward, verify
     drafter_error: str | None = None  # why the drafter was given up, if it was; the text is the target's all the same
+    drafter: str = "none"  # the method that guessed
+    max_draft_tokens: int = 0  # guesses that a step might have
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -1,0 +1,129 @@
+"""`outrider serve`: OpenAI's API over one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Option
+
+from outrider.cli.options import DEFAULT_MODEL, DraftOptions, EngineOptions, flatten, open_engine
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where it listens, to whom, and what a client may cost."""
+
+    host: Annotated[str, Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1"
+    port: Annotated[int, Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="Name that requests use; may be repeated.  [default: the model's]"),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        Option(metavar="KEY", envvar="OUTRIDER_API_KEY", help="A key that is let in; may be repeated."),
+    ] = None
+    api_key_file: Annotated[
+        Path | None, Option(metavar="FILE", exists=True, dir_okay=False, help="Keys with names: lines of NAME KEY.")
+    ] = None
+    allow_anonymous: Annotated[
+        bool, Option("--allow-anonymous", help="Let others than this machine in without a key.")
+    ] = False
+    cors_origin: Annotated[
+        list[str] | None, Option(metavar="URL", help="Web pages from here may call; may be repeated.")
+    ] = None
+    batch_size: Annotated[int, Option("--batch-size", "--max-num-seqs", metavar="N", help="Texts at once.")] = 8
+    queue: Annotated[int, Option(metavar="N", help="Texts that may wait for a place; more get 429.")] = 256
+    requests: Annotated[int, Option(metavar="N", help="HTTP requests at once; more get 503.")] = 1024
+    requests_per_key: Annotated[int | None, Option(metavar="N", help="Running requests of one key; more get 429.")] = (
+        None
+    )
+    body_bytes: Annotated[int, Option(metavar="N", help="Largest request; more gets 413.")] = 8 << 20
+    prompt_tokens: Annotated[int | None, Option(metavar="N", help="Longest prompt.  [default: the context]")] = None
+    output_tokens: Annotated[int | None, Option(metavar="N", help="Longest text.  [default: the context]")] = None
+    choices: Annotated[int, Option(metavar="N", help="Texts of one request.")] = 128
+    request_seconds: Annotated[float, Option(metavar="S", help="After which a text is cut.")] = 600.0
+    send_seconds: Annotated[float, Option(metavar="S", help="A reader that takes longer is dropped.")] = 30.0
+    drain_seconds: Annotated[float, Option(metavar="S", help="Left to running texts at SIGTERM.")] = 30.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Option(help="What is logged.")] = "info"
+    log_json: Annotated[bool, Option("--log-json", help="One JSON object per line of the log.")] = False
+    request_drafters: Annotated[
+        str | None,
+        Option(
+            metavar="A,B", help="Methods that a request may choose.  [default: the server's, and all that need nothing]"
+        ),
+    ] = None
+
+
+@app.command()
+@flatten
+def serve(
+    server: ServerOptions,
+    engine: EngineOptions,
+    draft: DraftOptions,
+    model_path: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
+) -> None:
+    """Serve OpenAI's API: chat and text completions, with streaming.
+
+    \b
+    outrider serve
+    outrider serve model.gguf --port 8080 --batch-size 16
+    outrider serve --host 0.0.0.0 --api-key-file keys.txt --log-json
+    """
+    from outrider.cli.errors import CommandError
+    from outrider.server.logs import configure
+    from outrider.server.process import listen, serve
+    from outrider.server.settings import Keys, Limits, Settings, check_exposure, is_loopback
+
+    if model_path is not None:
+        if engine.model != DEFAULT_MODEL and engine.model != model_path:
+            raise CommandError(
+                f"MODEL: {model_path!r} and --model {engine.model!r} are given; leave out one of the two"
+            )
+        engine = replace(engine, model=model_path)
+    keys = Keys.read(server.api_key or (), server.api_key_file)
+    check_exposure(server.host, keys, allow_anonymous=server.allow_anonymous)
+    limits = Limits(
+        body_bytes=server.body_bytes,
+        prompt_tokens=server.prompt_tokens,
+        output_tokens=server.output_tokens,
+        choices=server.choices,
+        queue=server.queue,
+        requests=server.requests,
+        requests_per_key=server.requests_per_key,
+        request_seconds=server.request_seconds,
+        send_seconds=server.send_seconds,
+        drain_seconds=server.drain_seconds,
+    )
+    drafters = _request_drafters(draft.drafter, server.request_drafters)
+    configure(server.log_level, as_json=server.log_json)
+    listener = listen(server.host, server.port)
+    opened = open_engine(engine, draft, batch_size=server.batch_size)
+    settings = Settings(
+        names=server.served_model_name or [opened.files.name],
+        drafters=drafters,
+        limits=limits,
+        keys=keys,
+        cors_origins=server.cors_origin or (),
+        hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
+    )
+    serve(opened, settings, listener)
+
+
+def _request_drafters(own: str, listed: str | None) -> list[str]:
+    from outrider.drafters import registry
+
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",") if name.strip()]
+        for name in names:
+            registry.find(name)
+        return names
+    free = [name for name in registry.names() if registry.find(name).needs == "nothing"]
+    return list(dict.fromkeys([own, *free, "prediction"]))

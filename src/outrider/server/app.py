@@ -1,0 +1,104 @@
+"""The ASGI application: the routes behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from outrider.engine.engine import Engine
+from outrider.server import about, chat, completions, tokens
+from outrider.server.answers import ClientGoneError, error_answer
+from outrider.server.door import Door
+from outrider.server.errors import SCHEMA, ApiError, of_validation
+from outrider.server.service import VERSION, Service
+from outrider.server.settings import Settings
+
+__all__ = ["create_app"]
+
+
+def create_app(engine: Engine, settings: Settings) -> tuple[FastAPI, Service]:
+    """The application over an engine, which belongs to it from now on, and the service behind its routes."""
+    service = Service(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.thread.stop()
+
+    app = FastAPI(
+        title="Outrider",
+        version=VERSION,
+        description="OpenAI's API, with speculative decoding that no answer shows.",
+        lifespan=lifespan,
+        docs_url=None,  # these two pages fetch their scripts from elsewhere
+        redoc_url=None,
+        middleware=[*_cors(settings), Middleware(Door, service=service)],
+    )
+    for module in (about, completions, chat, tokens):
+        app.include_router(module.router(service))
+    _answer_errors(app)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    return app, service
+
+
+def _cors(settings: Settings) -> list[Middleware]:
+    if not settings.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    ]
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return error_answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        return error_answer(of_validation(error.errors(), error.body))
+
+    @app.exception_handler(HTTPException)
+    async def missed(request: Request, error: HTTPException) -> Response:
+        where = f"{request.method} {request.url.path}"
+        text = {404: f"there is no {where}", 405: f"{where} is not allowed"}.get(error.status_code, error.detail)
+        answer = error_answer(ApiError(error.status_code, text))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientGoneError):
+            return Response(status_code=499)
+        return error_answer(ApiError(500, "the server failed at this request; it is in its log"))
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document: bodies that are not of the form are answered with 400, never FastAPI's 422."""
+    if not app.openapi_schema:
+        document = FastAPI.openapi(app)
+        document.setdefault("components", {}).setdefault("schemas", {})["Error"] = SCHEMA
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(unused, None)
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,142 @@
+"""What the bodies of all generating requests have in common. Unknown names and wrong kinds are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from outrider.core.params import ParameterError, SamplingParams
+from outrider.engine.speculation import Speculation
+
+__all__ = ["Body", "Prediction", "SamplingFields", "SpeculationFields", "StreamOptions", "TextPart", "joined"]
+
+ENGINE_NAMES = {"verify": "speculation.verify", "max_draft_tokens": "speculation.max_draft_tokens"}
+
+
+class Body(BaseModel):
+    """A JSON object with these names only, each of its own kind: no text for a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """OpenAI's predicted outputs."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class SpeculationFields(Body):
+    """How this request is drafted for. It changes the time that the text takes, not the text (`verify: match`)."""
+
+    drafter: str | None = None
+    max_draft_tokens: int | None = None
+    verify: Literal["match", "rejection"] | None = None
+    enabled: bool = True
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class SamplingFields(Body):
+    """Under the names of OpenAI and vLLM. Ranges are checked by `core.params.SamplingParams`."""
+
+    model: str
+    n: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prediction: Prediction | None = None
+    speculation: SpeculationFields | None = None
+    user: str | None = None  # kept in the log
+
+    def sampling(self, *, max_tokens: int, logprobs: int | None) -> list[SamplingParams]:
+        """One set per choice. The choices of a seed have the seeds after it. Raises ParameterError."""
+        given: dict[str, Any] = {
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "logit_bias": self.logit_bias,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_tokens": self.min_tokens,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "ignore_eos": self.ignore_eos,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "seed": self.seed,
+        }
+        params = SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        if isinstance(self.stop, list) and len(self.stop) > 64:
+            raise ParameterError("stop", f"{len(self.stop)} strings, and 64 are allowed")
+        if self.n in (None, 1) or self.seed is None:
+            return [params] * (self.n or 1)
+        from dataclasses import replace
+
+        return [replace(params, seed=(self.seed + index) % 2**64) for index in range(self.n)]
+
+    def speculative(self, encode: Any) -> Speculation:
+        """How it is drafted for; `encode` makes tokens of the prediction. Raises ParameterError."""
+        wanted = self.speculation or SpeculationFields()
+        if self.prediction is None:
+            if wanted.drafter == "prediction":
+                raise ParameterError(
+                    "speculation.drafter", "'prediction' guesses from the field prediction, which is missing"
+                )
+        elif wanted.enabled and wanted.drafter not in (None, "prediction"):
+            raise ParameterError(
+                "prediction", f"the drafter {wanted.drafter!r} has no use for it; leave out one of the two"
+            )
+        return Speculation(
+            drafter=wanted.drafter,
+            max_draft_tokens=wanted.max_draft_tokens,
+            verify=wanted.verify,
+            enabled=wanted.enabled,
+            prediction=None if self.prediction is None else encode(joined(self.prediction.content)),
+        )
+
+    def check_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ParameterError("stream_options", 'it is for streams; add "stream": true')
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def joined(content: str | Sequence[TextPart]) -> str:
+    """The text of a content, its parts one line after the other."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def names(**own: str) -> Mapping[str, str]:
+    """What the engine's parameters are called in one API."""
+    return ENGINE_NAMES | own

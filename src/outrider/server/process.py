@@ -1,0 +1,89 @@
+"""The server as a process: its socket, and what the signals do.
+
+The first SIGTERM or SIGINT begins the end: new requests get 503, running texts may finish for a while and are then cut
+with a proper last chunk. A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from outrider.engine.engine import Engine
+from outrider.server.app import create_app
+from outrider.server.service import Service
+from outrider.server.settings import Settings, SettingsError
+
+__all__ = ["listen", "serve"]
+
+log = logging.getLogger("outrider.server")
+
+# A thread that has Python code to run waits at most this long for another one's. The engine's thread and the event
+# loop's take turns; with CPython's 5 ms a step of 2 ms could take 7.
+_SWITCH_SECONDS = 0.0005
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at the address, before any model is loaded. Raises SettingsError if it cannot be had."""
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        raise SettingsError(f"--host, --port: cannot listen at {host}:{port}: {error.strerror or error}") from None
+    return found
+
+
+def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
+    """Serve until a signal says to end. Returns when all is closed."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    app, service = create_app(engine, settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=15,
+        ws="none",
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    log.info("serving %s at http://%s:%d/v1", service.name, shown, port)
+    _Server(config, service).run(sockets=[listener])
+    log.info("ended")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._ending: asyncio.Task[None] | None = None
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs between two bytecodes of the main thread, as signal handlers do."""
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + sig)
+        log.info("%s: take no more requests, and end the running ones", signal.Signals(sig).name)
+        asyncio.get_running_loop().call_soon_threadsafe(self._begin_end)
+
+    def _begin_end(self) -> None:
+        self._ending = asyncio.ensure_future(self._end())
+
+    async def _end(self) -> None:
+        await self._service.drain()
+        self.should_exit = True
