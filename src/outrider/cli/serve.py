@@ -103,8 +103,8 @@ def serve(
         drain_seconds=server.drain_seconds,
     )
     drafters = _request_drafters(draft.drafter, server.request_drafters)
-    configure(server.log_level, as_json=server.log_json)
     listener = listen(server.host, server.port)
+    configure(server.log_level, as_json=server.log_json)
     opened = open_engine(engine, draft, batch_size=server.batch_size)
     settings = Settings(
         names=server.served_model_name or [opened.files.name],

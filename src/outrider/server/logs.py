@@ -19,7 +19,8 @@ def configure(level: str, *, as_json: bool) -> None:
     """Send all logs of the server to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _Plain())
-    for name in ("outrider", "uvicorn"):
+    logging.captureWarnings(True)  # a drafter that was given up is told as a warning
+    for name in ("outrider", "uvicorn", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False

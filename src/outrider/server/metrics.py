@@ -95,6 +95,7 @@ class Metrics:
         )
         self._wasted = counter("outrider_wasted_tokens", "Guesses verified in vain.")
         self._step_tokens = histogram("outrider_tokens_per_step", "Tokens that one step added to one text.", _PER_STEP)
+        self._given_up = counter("outrider_drafter_failures", "Texts whose drafter failed and was given up.")
         self._http = Counter(
             "outrider_http_requests", "HTTP requests answered.", ["route", "method", "status"], registry=self.registry
         )
@@ -128,6 +129,8 @@ class Metrics:
             self._model, "abort" if result.finish_reason == "cancelled" else result.finish_reason
         ).inc()
         self._prompt.inc(usage.prompt_tokens)
+        if result.drafter_error is not None:
+            self._given_up.inc()
         self._prompt_lengths.observe(usage.prompt_tokens)
         self._lengths.observe(usage.completion_tokens)
         self._whole.observe(now - job.submitted)

@@ -33,7 +33,9 @@ _SWITCH_SECONDS = 0.0005
 def listen(host: str, port: int) -> socket.socket:
     """A socket at the address, before any model is loaded. Raises SettingsError if it cannot be had."""
     try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         found = socket.socket(family, socket.SOCK_STREAM)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -220,6 +220,8 @@ def _record(job: Job) -> dict[str, object]:
         "completion_tokens": sum(result.usage.completion_tokens for result in done),
         "drafted": sum(step.drafted for result in done for step in result.steps),
         "accepted": sum(step.accepted for result in done for step in result.steps),
+        "drafters": sorted({result.drafter for result in done}),
+        "drafter_errors": sorted({result.drafter_error for result in done if result.drafter_error}),
         "finish_reasons": [_reason(result) for result in job.results],
         "seconds": round(time.perf_counter() - job.submitted, 4),
     }
