@@ -23,7 +23,7 @@ ROOMY = Rig()
 
 
 # The reference runner's rows are all dear: drafters that measure would soon guess nothing.
-PRICED = {name: {"row_cost": 0.02} for name in ("suffix", "prediction")}
+PRICED = {name: {"row_cost": 0.02} for name in ("auto", "suffix", "prediction")}
 
 
 def make(name: str, rig: Rig = ROOMY, **settings: Any) -> Engine:

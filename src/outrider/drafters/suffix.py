@@ -58,7 +58,7 @@ class Guesses:
     chances: list[float]
 
     def tree(self) -> Tree:
-        return Tree(tuple(self.tokens), tuple(self.parents))
+        return Tree(tuple(self.tokens), tuple(self.parents), chances=tuple(self.chances))
 
 
 @dataclass(slots=True)

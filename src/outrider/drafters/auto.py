@@ -1,0 +1,236 @@
+"""The default: per step, the guesses that pay most, from the text itself, from a learned head, from both or from none.
+
+What stood before in the text is looked up at no cost (`suffix`); a head that fits the target (`eagle`) guesses what is
+new, and costs time. Both say how likely each of their guesses is. The head is asked where it is expected to raise
+tokens per second: by what it has been worth lately, what the suffix match leaves for it to win, what it and the rows
+cost. The two trees are merged, and the likeliest nodes are kept for as long as they raise tokens per second.
+(Combining by length of match: Hu et al. 2024, SAM-Decoding, section 3.4; here both sides are weighed by probability.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core.tree import Tree
+from outrider.drafters import registry
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request
+from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
+
+__all__ = ["DRAFTER"]
+
+_HEAD = "eagle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoOptions(Options):
+    max_draft_tokens: int = field(default=32, metadata={"help": "guesses per step at most; fewer where it pays"})
+    head: str = field(
+        default="", metadata={"help": "folder of an EAGLE head; empty: the one shipped for the model, if any; none: no"}
+    )
+    memory_mb: float = field(
+        default=0.0,
+        metadata={"help": "memory for what earlier requests were answered, whoever asked; the oldest half goes first"},
+    )
+    row_cost: float = field(
+        default=-1.0, metadata={"help": "what a guess costs, as a share of a plain step; negative: measured"}
+    )
+
+
+@dataclass(slots=True)
+class _Worth:
+    """What the head gives and takes: tokens expected of its trees in one text, beyond the plain one."""
+
+    tokens: float
+
+
+class Auto:
+    name = "auto"
+    summary = "per step the best of suffix matches and a learned head, merged into one tree where that pays"
+    needs = "nothing; better with a head for the model"
+    helps = "everything; it falls back to plain decoding where nothing pays"
+    Options = AutoOptions
+
+    _WORTH = 1.3  # tokens that a head's tree is expected to bring before the first one
+    _PACE = 0.1  # how fast expectations follow
+    _RETURN = 0.02  # how fast they return to the usual while the head is not asked
+    _HEAD_COST = 0.3  # of a head's tree, in plain steps, before the first one
+
+    def __init__(self, options: AutoOptions, context: Context) -> None:
+        self.options = options
+        self._suffix = Suffix(_suffix_options(options), context)
+        self._costs = self._suffix.costs
+        self._head = _head(options, context)
+        self.wants: tuple[int, ...] = self._head.wants if self._head else ()
+        self._worth: dict[int, _Worth] = {}
+        self._usual = self._WORTH
+        self._seconds: float | None = None  # of a head's tree
+
+    @classmethod
+    def forecast(cls, options: AutoOptions, context: Context) -> dict[str, int]:
+        head = Suffix.forecast(_suffix_options(options), context)
+        return {**head, **_forecast_head(options, context)}
+
+    def propose(self, batch: Sequence[Request]) -> list[Tree]:
+        looked_up = [self._suffix.candidates(request) for request in batch]
+        asked = [i for i, request in enumerate(batch) if self._asks(request, looked_up[i], len(batch))]
+        trees: list[Tree | None] = [None] * len(batch)
+        if asked and self._head is not None:
+            began = time.perf_counter()
+            for i, grown in zip(asked, self._head.propose([batch[i] for i in asked]), strict=True):
+                trees[i] = grown
+            self._measure(time.perf_counter() - began)
+        rows, gain = len(batch), float(len(batch))
+        out: list[Tree] = []
+        for request, guesses, tree in zip(batch, looked_up, trees, strict=True):
+            if tree is not None and tree.guesses and tree.chances is None:
+                out.append(tree)  # drawn guesses stand alone: a law covers all children of its node
+            else:
+                if tree is not None and tree.chances is not None:
+                    self._learn(request, tree.chances)
+                    guesses = _merged(guesses, tree, tree.chances)
+                kept, won = self._paying(request, guesses, rows, gain)
+                gain += won
+                out.append(kept)
+            rows += out[-1].guesses
+        self._costs.begin(out)
+        return out
+
+    def observe(self, step: Sequence[Observation]) -> None:
+        self._costs.end(step)
+        if self._head is not None:
+            self._head.observe(step)
+
+    def forget(self, sequence: int) -> None:
+        self._suffix.forget(sequence)
+        self._worth.pop(sequence, None)
+        if self._head is not None:
+            self._head.forget(sequence)
+
+    def memory(self) -> dict[str, int]:
+        return {**self._suffix.memory(), **(self._head.memory() if self._head else {})}
+
+    def _curve(self, request: Request) -> Sequence[float]:
+        # under rejection the text depends on the guesses: only what is the same in every run may choose them
+        return self._costs.assumed if request.rejection else self._costs.curve
+
+    def _asks(self, request: Request, guesses: Guesses, batch: int) -> bool:
+        """Whether the head is expected to raise tokens per second, beside what was looked up."""
+        if self._head is None or request.budget <= 0:
+            return False
+        curve = self._curve(request)
+        count, won = _best(sorted(guesses.chances[1:], reverse=True), curve, batch, float(batch), request.budget)
+        alone = (batch + won) / curve[min(batch + count, len(curve) - 1)]
+        first = sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0)
+        head = self._usual if request.rejection else self._worth.get(request.id, _Worth(self._usual)).tokens
+        # where the first guess that was looked up is right, the head would mostly have said the same
+        both = batch + won + max(0.0, 1.0 - first) * head
+        cost = self._HEAD_COST
+        if not request.rejection and self._seconds is not None and self._costs.unit is not None:
+            cost = self._seconds / self._costs.unit
+        rows = min(batch + max(count, 8), len(curve) - 1)
+        if both / (curve[rows] + cost) > alone:
+            return True
+        # not asked, it cannot show that it has become better: expectations go back to the first ones, slowly
+        worth = self._worth.get(request.id)
+        if worth is not None:
+            worth.tokens += self._RETURN * (self._usual - worth.tokens)
+        self._usual += self._RETURN / 10 * (self._WORTH - self._usual)
+        return False
+
+    def _measure(self, seconds: float) -> None:
+        if self._seconds is None:
+            self._seconds = seconds
+        else:
+            self._seconds += self._PACE * (min(seconds, 2 * self._seconds) - self._seconds)
+
+    def _learn(self, request: Request, chances: Sequence[float]) -> None:
+        """What the head expects of its own tree: in this text, and in texts at large."""
+        expected = sum(chances[1:])
+        worth = self._worth.setdefault(request.id, _Worth(self._usual))
+        worth.tokens += self._PACE * (expected - worth.tokens)
+        self._usual += self._PACE / 10 * (expected - self._usual)
+
+    def _paying(self, request: Request, guesses: Guesses, rows: int, gain: float) -> tuple[Tree, float]:
+        """The tree of the likeliest nodes, as many as pay, and the tokens that it is expected to bring."""
+        chances = guesses.chances
+        # a child is never likelier than its parent, and comes after it: the first of this order are a tree
+        order = sorted(range(1, len(chances)), key=lambda node: -chances[node])
+        most = min(request.budget, self.options.max_draft_tokens)
+        count, won = _best([chances[node] for node in order], self._curve(request), rows, gain, most)
+        tree = guesses.tree()
+        return (tree if count == tree.guesses else tree.select([0, *sorted(order[:count])])), won
+
+
+def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: float, most: int) -> tuple[int, float]:
+    """How many guesses of falling chances give the most tokens per time, and what they bring."""
+    kept, won, best = 0, 0.0, gain / curve[min(rows, len(curve) - 1)]
+    tokens = gain
+    for count, chance in enumerate(chances[: min(most, len(curve) - 1 - rows)], start=1):
+        tokens += chance
+        rate = tokens / curve[rows + count]
+        if rate > best:
+            kept, won, best = count, tokens - gain, rate
+    return kept, won
+
+
+def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> Guesses:
+    """One tree of both. Where both guess the same, the surer of the two is believed."""
+    out = Guesses([*looked_up.tokens], [*looked_up.parents], [*looked_up.chances])
+    place = {(parent, token): node for node, (token, parent) in enumerate(zip(out.tokens, out.parents, strict=True))}
+    where = [0] * len(tree)
+    for node in range(1, len(tree)):
+        parent, token = where[tree.parents[node]], tree.tokens[node]
+        chance = min(chances[node], out.chances[parent])
+        known = place.get((parent, token))
+        if known is None:
+            known = place[parent, token] = len(out.tokens)
+            out.tokens.append(token)
+            out.parents.append(parent)
+            out.chances.append(chance)
+        else:
+            out.chances[known] = max(out.chances[known], chance)
+        where[node] = known
+    return out
+
+
+def _suffix_options(options: AutoOptions) -> SuffixOptions:
+    return SuffixOptions(
+        max_draft_tokens=options.max_draft_tokens, memory_mb=options.memory_mb, row_cost=options.row_cost
+    )
+
+
+def _head(options: AutoOptions, context: Context) -> Drafter | None:
+    """The head that was named, or the one that fits the target; None where there is none or none is wanted."""
+    found = _head_class(options)
+    if found is None:
+        return None
+    try:
+        return found[0](found[1], context)
+    except DrafterError:
+        if options.head:  # named, so it is wanted
+            raise
+        return None
+
+
+def _forecast_head(options: AutoOptions, context: Context) -> dict[str, int]:
+    found = _head_class(options)
+    if found is None:
+        return {}
+    try:
+        return found[0].forecast(found[1], context)
+    except DrafterError:
+        if options.head:
+            raise
+        return {}
+
+
+def _head_class(options: AutoOptions) -> tuple[type[Drafter], Any] | None:
+    if options.head == "none" or _HEAD not in registry.names():
+        return None
+    return registry.find(_HEAD), registry.options(_HEAD, {"head": options.head} if options.head else {})
+
+
+DRAFTER = Auto
