@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from outrider.models.heads import Eagle, EagleConfig, eagle_shapes, read_head, write_eagle
 from outrider.models.load import ModelFiles
+from rigs import files
+
+
+@lru_cache(maxsize=1)
+def head_folder() -> Path:
+    """A random EAGLE-3 head for the tiny target of the rigs, on disk until the process ends."""
+    folder = TemporaryDirectory(prefix="outrider-head-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "head"
+    eagle3(path, files())
+    return path
 
 
 def eagle3(

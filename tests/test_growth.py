@@ -65,7 +65,7 @@ def growers(kind: str, folder: Path) -> tuple[Grower, Grower]:
             head = eagle3(
                 folder, files(), norm_before_fc=kind == "eagle normed", norm_before_residual=kind == "eagle normed"
             )
-            made.append(load_eagle(head, loaded(files(), rig)))
+            made.append(load_eagle(head, loaded(files(), rig).runner, files()))
     return made[0], made[1]
 
 

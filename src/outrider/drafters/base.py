@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.cache import Rows
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.models.config import DecoderConfig
-from outrider.models.load import ModelFiles
 from outrider.runtime.runner import Runner, Scores
+
+if TYPE_CHECKING:
+    from outrider.models.heads import Eagle
+    from outrider.models.load import ModelFiles
+    from outrider.runtime.growth import Grower
 
 __all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "Stateless"]
 
@@ -38,6 +43,7 @@ class Request:
     budget: int  # guesses allowed in this step, 0 included
     rejection: bool = False  # laws are wanted and the noise must be the drafter's own
     prediction: Sequence[int] = ()  # the output that the caller expects
+    rows: Rows | None = None  # of the sequence in the target's cache, for drafters that read them
 
 
 @dataclass(slots=True)
@@ -57,9 +63,13 @@ class Observation:
     token: int = -1  # the closing token: corrected, bonus or plain
     columns: tuple[int, ...] = ()  # where the drafter's wanted layers lie among all that this forward kept
 
-    def hidden(self) -> NDArray[np.float32]:
-        """States of the layers in `wants`: the `pending` committed rows, then the tree's nodes 1, 2 ... [n, W, D]"""
-        return self.scores.hidden(self.feed)[:, self.columns]
+    def hidden(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """States of the layers in `wants`: the `pending` committed rows, then the tree's nodes 1, 2 ... [n, W, D]
+
+        `rows` picks some of them. A copy, which outlives the scores.
+        """
+        states = self.scores.hidden(self.feed)
+        return states[np.ix_(range(len(states)) if rows is None else rows, self.columns)]
 
 
 @dataclass(slots=True)
@@ -73,6 +83,8 @@ class Context:
     # a second model by name or path, with the engine's settings: outrider.runtime.load.Loaded
     load: Callable[[str], Any]
     forecast: Callable[[str], dict[str, int]]  # the bytes that `load` will take, by purpose; loads nothing
+    eagle: Callable[[Eagle, str], Grower]  # a head and its format -> the head, ready to draft
+    forecast_eagle: Callable[[Eagle, str], dict[str, int]]  # the bytes that `eagle` will take
     draft_model: str | None = None  # what the caller named
     batch_size: int = 1
 

@@ -71,8 +71,7 @@ class Grower(Protocol):
     pages: Pages
 
     def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
-        """A tree per sprout, with chances under match, in the target's tokens. A draft with broken logits gives fewer guesses,
-        and no error."""
+        """A tree per sprout in the target's tokens, with chances under match. Broken logits end its growth, no more."""
         ...
 
     def memory(self) -> dict[str, int]: ...

@@ -102,31 +102,31 @@ def forecast(
     return native(files, dtype, head_dtype, kv_dtype, cache_tokens=tokens, page_size=page_size)
 
 
-def load_eagle(head: Eagle, target: Loaded, dtype: str = "auto") -> Grower:
-    """A head that drafts for `target`, with a cache of as many rows. `dtype` as for `load`; `auto` is the file's."""
+def load_eagle(head: Eagle, target: Runner, files: ModelFiles, dtype: str = "auto") -> Grower:
+    """A head that drafts for `target`, made of `files`, with a cache of as many rows. `dtype` is its weights'."""
     from outrider.runtime.native import NativeRunner
 
-    pages = target.runner.pages
+    pages = target.pages
     tokens, size = pages.count * pages.page_size, pages.page_size
-    if isinstance(target.runner, NativeRunner):
+    if isinstance(target, NativeRunner):
         from outrider.runtime.native_eagle import NativeEagle
 
-        return NativeEagle(head, target.files, target.runner, dtype=dtype, cache_tokens=tokens, page_size=size)
+        return NativeEagle(head, files, target, dtype=dtype, cache_tokens=tokens, page_size=size)
     from outrider.runtime.reference_eagle import ReferenceEagle
 
-    return ReferenceEagle(head, target.files, tokens, size)
+    return ReferenceEagle(head, files, tokens, size)
 
 
-def forecast_eagle(head: Eagle, target: Loaded, dtype: str = "auto") -> dict[str, int]:
+def forecast_eagle(head: Eagle, target: Runner, dtype: str = "auto") -> dict[str, int]:
     """Bytes of weights and cache that `load_eagle` with the same arguments will hold, from shapes alone."""
     from outrider.runtime.native import NativeRunner
 
-    pages = target.runner.pages
+    pages = target.pages
     tokens, size = pages.count * pages.page_size, pages.page_size
-    if isinstance(target.runner, NativeRunner):
+    if isinstance(target, NativeRunner):
         from outrider.runtime.native_eagle import forecast as native
 
-        return native(head, target.runner, dtype=dtype, cache_tokens=tokens, page_size=size)
+        return native(head, target, dtype=dtype, cache_tokens=tokens, page_size=size)
     from outrider.runtime.reference_eagle import forecast as reference
 
     return reference(head, tokens, size)

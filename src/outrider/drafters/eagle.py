@@ -1,0 +1,191 @@
+"""A small head reads the target's own states and writes the guesses: EAGLE-1, -2 and -3.
+
+Sources: Li et al. 2024 (EAGLE: features and a shifted token), 2024 (EAGLE-2, section 4: trees by cumulative confidence,
+re-ranked to a budget), 2025 (EAGLE-3: states of several layers, a reduced vocabulary, training-time test). Which layers
+are read, how they are fused and what the vocabulary means is data of the head (`models.heads.EagleConfig`).
+
+Row r of the head stands for the text's token r + 1 and the target's states at r. Rows of committed tokens are fed with
+the target's states, guessed ones with the head's own output; the latter are never committed:
+
+    rows of a text:  [0, length) fed with the target's states | this step's pending ones | guesses | free
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.cache import CacheFullError, Rows
+from outrider.core.tree import Tree
+from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
+from outrider.models.errors import ModelError
+from outrider.models.heads import Eagle, read_head
+from outrider.models.shipped import find_shipped
+from outrider.runtime.growth import Plan, Sprout
+
+__all__ = ["DRAFTER"]
+
+States = NDArray[np.float32]  # [n, F], F = W * D floats of a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleOptions(Options):
+    max_draft_tokens: int = field(default=16, metadata={"help": "guesses per step at most"})
+    head: str = field(default="", metadata={"help": "folder of the head; empty = the one shipped for this target"})
+    depth: int = field(default=6, metadata={"help": "longest path of a tree"})
+    width: int = field(default=4, metadata={"help": "siblings per node and nodes per level at most; 1 = a chain"})
+    min_confidence: float = field(default=0.02, metadata={"help": "match only: less likely guesses are not made"})
+    min_reach: float = field(
+        default=0.2, metadata={"help": "match only: a level is grown if its parents are right with this chance"}
+    )
+    head_dtype: str = field(default="auto", metadata={"help": "fp32, bf16, int8, int4; auto = as the file has it"})
+
+
+@dataclass(slots=True)
+class _Text:
+    """What the head has of one sequence."""
+
+    rows: Rows
+    origin: int  # position of the first row: what came before was never seen, and distances are all that counts
+    first: int  # position of states[0]
+    states: States  # of rows to be fed, and of the last one that was
+
+    @property
+    def known(self) -> int:
+        """Positions before this one have been seen."""
+        return self.first + len(self.states)
+
+
+class EagleDrafter:
+    name = "eagle"
+    summary = "a trained layer over the target's own states grows a tree of guesses"
+    needs = "a head: shipped for smollm2-135m, or --drafter-option head=FOLDER"
+    helps = "chat, prose and code alike; the best single method where there is a head"
+    Options = EagleOptions
+
+    _FLUSH = 64  # pending rows that are fed without waiting for a proposal
+
+    def __init__(self, options: EagleOptions, context: Context) -> None:
+        if not 1 <= options.width <= 64 or not 1 <= options.depth <= 64:
+            raise DrafterError("eagle: width and depth are in [1, 64]")
+        if not 0 <= options.min_confidence < 1 or not 0 <= options.min_reach < 1:
+            raise DrafterError("eagle: min_confidence and min_reach are in [0, 1)")
+        head = _read(options, context)
+        if head.config.target_sha256 is not None:
+            warning = head.warning(context.files.sha256())
+            if warning is not None:
+                warnings.warn(warning, RuntimeWarning, stacklevel=2)
+        self.options = options
+        self.wants: tuple[int, ...] = head.config.wants
+        self._plan = Plan(context.config.vocabulary, options.width, options.min_confidence, options.min_reach)
+        self._head = context.eagle(head, options.head_dtype)
+        self._texts: dict[int, _Text] = {}
+
+    @classmethod
+    def forecast(cls, options: EagleOptions, context: Context) -> dict[str, int]:
+        forecast = context.forecast_eagle(_read(options, context), options.head_dtype)
+        return {f"head {purpose}": size for purpose, size in forecast.items()}
+
+    def propose(self, batch: Sequence[Request]) -> list[Tree]:
+        trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
+        sprouts = [(i, sprout) for i, request in enumerate(batch) if (sprout := self._sprout(request)) is not None]
+        if sprouts:
+            for (i, _), tree in zip(sprouts, self._feed([s for _, s in sprouts]), strict=True):
+                trees[i] = tree
+                self._trim(batch[i])
+        return trees
+
+    def observe(self, step: Sequence[Observation]) -> None:
+        late: list[Sprout] = []
+        for seen in step:
+            self._see(seen)
+            text = self._texts[seen.request.id]
+            if text.known - text.origin - text.rows.length > self._FLUSH:
+                sprout = self._pending(seen.request, text, 0)
+                late += [sprout] if sprout is not None else []
+        if late:
+            self._feed(late)
+        for seen in step:
+            self._trim(seen.request)
+
+    def forget(self, sequence: int) -> None:
+        text = self._texts.pop(sequence, None)
+        if text is not None:
+            text.rows.release()
+
+    def memory(self) -> dict[str, int]:
+        held = sum(text.states.nbytes for text in self._texts.values())
+        return {**{f"head {purpose}": size for purpose, size in self._head.memory().items()}, "states": held}
+
+    def _see(self, seen: Observation) -> None:
+        """Keep the states of the rows that were committed."""
+        rows = [*range(seen.pending), *(seen.pending - 1 + node for node in seen.path)]
+        states = seen.hidden(rows).reshape(len(rows), -1)
+        text = self._texts.get(seen.request.id)
+        if text is not None and text.known != seen.start:  # the text was begun anew, or a part came from elsewhere
+            self.forget(seen.request.id)
+            text = None
+        if text is None:
+            self._texts[seen.request.id] = _Text(Rows(self._head.pages), seen.start, seen.start, states)
+        else:
+            text.states = np.concatenate((text.states, states))
+
+    def _sprout(self, request: Request) -> Sprout | None:
+        """What is grown for a request; None where the head cannot follow in this step."""
+        text = self._texts.get(request.id)
+        guesses = min(request.budget, self.options.max_draft_tokens)
+        if text is None or guesses <= 0 or text.known != len(request.shaping.tokens) - 1:
+            return None
+        return self._pending(request, text, guesses)
+
+    def _pending(self, request: Request, text: _Text, guesses: int) -> Sprout | None:
+        """The rows that were seen and not fed, at least the last one. None where there is no room for them."""
+        last = min(text.known, len(request.shaping.tokens) - 1)
+        text.rows.keep(last - text.origin - 1)
+        start = text.origin + text.rows.length
+        depth = min(guesses, self.options.depth)
+        try:
+            text.rows.reserve(last - start + self._plan.rows(guesses, depth))
+        except CacheFullError:
+            return None
+        tokens = request.shaping.tokens[start + 1 : last + 1]
+        states = np.ascontiguousarray(text.states[start - text.first : last - text.first])
+        return Sprout(text.rows, tokens, request.shaping, guesses, depth, request.rejection, states)
+
+    def _feed(self, sprouts: Sequence[Sprout]) -> list[Tree]:
+        trees = self._head.grow(sprouts, self._plan)
+        for sprout in sprouts:
+            sprout.rows.commit(len(sprout.pending))
+        return trees
+
+    def _trim(self, request: Request) -> None:
+        """Drop the states of rows that were fed, but for the last: it is fed again if a step is repeated."""
+        text = self._texts[request.id]
+        done = text.origin + text.rows.length - 1 - text.first
+        if done > 0:
+            text.states = text.states[done:].copy()
+            text.first += done
+
+
+def _read(options: EagleOptions, context: Context) -> Eagle:
+    folder = Path(options.head) if options.head else find_shipped("eagle", context.files.sha256())
+    if folder is None:
+        raise DrafterError(
+            f"eagle: no head comes with the package for {context.files.name}: train one (`outrider train eagle`) and "
+            "pass --drafter-option head=FOLDER"
+        )
+    try:
+        head = read_head(folder, context.config)
+    except ModelError as error:
+        raise DrafterError(f"eagle: {error}") from None
+    if not isinstance(head, Eagle):
+        raise DrafterError(f"eagle: {folder} holds Medusa heads: use --drafter medusa")
+    return head
+
+
+DRAFTER = EagleDrafter
