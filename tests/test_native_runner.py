@@ -218,6 +218,28 @@ def test_chunks_pages_and_threads(shape: str, dtype: str, kv_dtype: str, threads
         rows.release()
 
 
+def test_beside_busy_processes() -> None:
+    """Two threads that have to share their cores with others, and change to one and back, write the same bits."""
+    rng = np.random.default_rng(0)
+    setting = Setting("int8", "bf16", 2)
+    text = text_of(rng, 40)
+    expected = plain(setting)(text).logits
+    rows = Rows(runner(setting).pages)
+    rows.reserve(len(text))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        forward(runner(setting), [Feed(rows, text[:-1])])
+        rows.commit(len(text) - 1)
+        for _ in range(200):
+            (seen,) = forward(runner(setting), [Feed(rows, text[-1:], Tree.root(text[-1]))])
+            assert same(seen.logits, expected)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        rows.release()
+
+
 @pytest.mark.parametrize(("dtype", "kv_dtype"), FORMATS)
 def test_a_chunk_longer_than_a_pass(dtype: str, kv_dtype: str) -> None:
     """700 rows in one forward, more than one pass takes, are the 700 rows of chunks of 100."""

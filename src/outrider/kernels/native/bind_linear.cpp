@@ -127,21 +127,25 @@ class PyLinear {
     const float* rows = x.data();
     const nb::gil_scoped_release released;
     const std::lock_guard lock(busy_);
-    if (!pool_ || pool_->threads() != threads) pool_ = outrider::Pool::of(threads);
+    if (!pool_ || pool_->threads() != threads) {
+      pool_ = outrider::Pool::of(threads);
+      staffing_ = outrider::Staffing(threads);
+    }
     const auto room = static_cast<int>(std::min<std::int64_t>(M, outrider::kMaxRows));
     if (activations_.max_rows() < room) activations_ = outrider::Activations(room, K);
     for (std::int64_t first = 0; first < M; first += outrider::kMaxRows) {
       const auto count = static_cast<int>(std::min<std::int64_t>(M - first, outrider::kMaxRows));
-      pool_->run([&](int thread) {
-        const outrider::Share mine = outrider::share(count, thread, threads);
+      const int staff = staffing_.threads();
+      staffing_.learn(pool_->run(staff, [&](int thread) {
+        const outrider::Share mine = outrider::share(count, thread, staff);
         for (int m = mine.begin; m < mine.end; ++m) activations_.prepare(linear_, rows + (first + m) * K, m);
         pool_->barrier(thread);
-        const outrider::Share units = outrider::share(linear_.units(), thread, threads);
+        const outrider::Share units = outrider::share(linear_.units(), thread, staff);
         if (units.begin < units.end) {
           outrider::multiply(linear_, activations_, count, units.begin, units.end, y + first * N, N,
                              outrider::Epilogue::store);
         }
-      });
+      }));
     }
     return out;
   }
@@ -159,6 +163,7 @@ class PyLinear {
   outrider::Linear linear_;
   std::mutex busy_;
   std::shared_ptr<outrider::Pool> pool_;
+  outrider::Staffing staffing_{1};
   outrider::Activations activations_;
 };
 

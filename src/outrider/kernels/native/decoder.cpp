@@ -39,11 +39,11 @@ void check(const Shape& s) {
 class Decoder::Step {
  public:
   Step(Decoder& decoder, const Batch& batch, const Pass& pass, int begin, int end, std::span<const int> wants,
-       float* logits, std::int64_t logits_stride, float* hidden)
+       float* logits, std::int64_t logits_stride, float* hidden, int threads)
       : decoder_(decoder), weights_(decoder.weights_), shape_(weights_.shape), batch_(batch), pass_(pass),
         layers_(pass.layers.empty() ? std::span<const int>(decoder.all_layers_) : pass.layers), begin_(begin),
         M_(end - begin), wants_(wants), logits_(logits), logits_stride_(logits_stride), hidden_(hidden),
-        kernels_(row_kernels()), pool_(*decoder.pool_) {
+        kernels_(row_kernels()), pool_(*decoder.pool_), thread_count_(threads) {
     query_scale_ = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(shape_.head_dim)));  // log2(e)
     lay_out(decoder.capacity_);
     for (int row = 0; row < M_; ++row) {
@@ -107,7 +107,7 @@ class Decoder::Step {
   }
 
   void embed(int thread) {
-    const Share rows = share(M_, thread, pool_.threads());
+    const Share rows = share(M_, thread, thread_count_);
     const Source& table = weights_.embed;
     for (int row = rows.begin; row < rows.end; ++row) {
       dequantise(table.kind, table.data + batch_.tokens[begin_ + row] * table.stride, table.columns,
@@ -133,7 +133,7 @@ class Decoder::Step {
       product(fusion.fc, prepare(fusion.fc, M_, thread, row), M_, thread, h_, h_stride_, Epilogue::store);
       pool_.barrier(thread);
     }
-    const Share rows = share(M_, thread, pool_.threads());
+    const Share rows = share(M_, thread, thread_count_);
     for (int row = rows.begin; row < rows.end; ++row) pair_up(row);
     if (fusion.version == 3) return;
     pool_.barrier(thread);
@@ -163,12 +163,12 @@ class Decoder::Step {
   // Activations of M rows for `linear`; row(i) gives the floats of row i. Few rows: each thread makes its own.
   template <class Row>
   const Activations& prepare(const Linear& linear, int M, int thread, Row row) {
-    if (M <= kOwnRows || pool_.threads() == 1) {
+    if (M <= kOwnRows || thread_count_ == 1) {
       Activations& own = M <= kOwnRows ? decoder_.own_[thread] : decoder_.shared_;
       for (int i = 0; i < M; ++i) own.prepare(linear, row(i), i);
       return own;
     }
-    const Share rows = share(M, thread, pool_.threads());
+    const Share rows = share(M, thread, thread_count_);
     for (int i = rows.begin; i < rows.end; ++i) decoder_.shared_.prepare(linear, row(i), i);
     pool_.barrier(thread);
     return decoder_.shared_;
@@ -176,7 +176,7 @@ class Decoder::Step {
 
   void product(const Linear& linear, const Activations& activations, int M, int thread, float* y, std::int64_t stride,
                Epilogue epilogue) {
-    const Share units = share(linear.units(), thread, pool_.threads());
+    const Share units = share(linear.units(), thread, thread_count_);
     if (units.begin < units.end) multiply(linear, activations, M, units.begin, units.end, y, stride, epilogue);
   }
 
@@ -215,7 +215,7 @@ class Decoder::Step {
   // Norms and turns queries and keys, writes queries in attention's order and keys and values to the cache.
   // The unit of work is one head of one row, head by head, so that neighbouring rows of a tile have one writer.
   void rotate_heads(int index, int thread) {
-    const Share units = share((shape_.heads + shape_.kv_heads) * M_, thread, pool_.threads());
+    const Share units = share((shape_.heads + shape_.kv_heads) * M_, thread, thread_count_);
     for (int unit = units.begin; unit < units.end; ++unit) {
       const int head = unit / M_, row = unit % M_;
       if (head < shape_.heads) {
@@ -263,7 +263,7 @@ class Decoder::Step {
   Cut cut(int thread) const {
     const int group = shape_.heads / shape_.kv_heads;
     const std::int64_t of_head = costs_.back() * group;
-    const std::int64_t cost = of_head * shape_.kv_heads * thread / pool_.threads();
+    const std::int64_t cost = of_head * shape_.kv_heads * thread / thread_count_;
     const int head = static_cast<int>(cost / of_head);
     const std::int64_t rest = cost % of_head;
     const auto after = std::upper_bound(costs_.begin(), costs_.end(), rest / group);
@@ -307,7 +307,7 @@ class Decoder::Step {
   void keep_hidden(int index, int thread) {
     for (std::size_t want = 0; want < wants_.size(); ++want) {
       if (wants_[want] != index) continue;
-      const Share rows = share(M_, thread, pool_.threads());
+      const Share rows = share(M_, thread, thread_count_);
       for (int row = rows.begin; row < rows.end; ++row) {
         std::memcpy(hidden(row, want), h_ + row * h_stride_, shape_.hidden * sizeof(float));
       }
@@ -317,7 +317,7 @@ class Decoder::Step {
   void finish(int thread) {
     for (std::size_t want = 0; want < wants_.size(); ++want) {
       if (wants_[want] != -1) continue;
-      const Share rows = share(M_, thread, pool_.threads());
+      const Share rows = share(M_, thread, thread_count_);
       for (int row = rows.begin; row < rows.end; ++row) {
         std::memcpy(hidden(row, want), norm(h_ + row * h_stride_, weights_.norm, thread),
                     shape_.hidden * sizeof(float));
@@ -343,6 +343,7 @@ class Decoder::Step {
   float* hidden_;
   const RowKernels& kernels_;
   Pool& pool_;
+  const int thread_count_;
   float query_scale_;                // into attention's units of log 2
   std::vector<int> scored_;          // rows of this pass
   std::vector<std::int64_t> costs_;  // [M + 1] of attention, summed
@@ -355,7 +356,8 @@ Decoder::Decoder(Weights weights, Rope rope, KvFormat kv_format, std::int64_t sl
       rope_(std::move(rope)),
       cache_((check(weights_.shape), kv_format), weights_.shape.layers, weights_.shape.kv_heads,
              weights_.shape.head_dim, slots),
-      pool_(std::move(pool)) {
+      pool_(std::move(pool)),
+      staffing_(pool_->threads()) {
   if (rope_.half() * 2 != weights_.shape.head_dim) throw std::invalid_argument("RoPE has other heads than the model");
   const Shape& s = weights_.shape;
   for (int layer = 0; layer < s.layers; ++layer) all_layers_.push_back(layer);
@@ -417,8 +419,9 @@ Scores Decoder::forward(const Batch& batch, std::span<const int> wants, const Pa
   rope_.reserve(batch.positions());
   for (int begin = 0; begin < rows; begin += kMaxRows) {
     const int end = std::min<int>(begin + kMaxRows, static_cast<int>(rows));
-    Step step(*this, batch, pass, begin, end, wants, logits, scores.stride, hidden);
-    pool_->run(step);
+    const int threads = staffing_.threads();
+    Step step(*this, batch, pass, begin, end, wants, logits, scores.stride, hidden, threads);
+    staffing_.learn(pool_->run(threads, step));
     logits += std::count(batch.scored.begin() + begin, batch.scored.begin() + end, 1) * scores.stride;
   }
   return scores;

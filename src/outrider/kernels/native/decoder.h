@@ -70,6 +70,7 @@ class Decoder {
   Rope rope_;
   KvCache cache_;
   std::shared_ptr<Pool> pool_;
+  Staffing staffing_;
   std::mutex busy_;
 
   std::int64_t widest_ = 0;               // most columns that a product reads

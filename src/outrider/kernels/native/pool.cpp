@@ -1,6 +1,6 @@
 #include "pool.h"
 
-#include <chrono>
+#include <algorithm>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -14,8 +14,16 @@ namespace {
 
 // Long enough to bridge the moments between two forwards of one loop, far too short to be seen as load.
 constexpr std::chrono::microseconds kLinger{40};
-// Rounds of waiting after which a thread lets others run: someone it waits for may have no core at the moment.
-constexpr int kPatience = 2000;
+// Rounds of spinning after which a thread looks at the clock, and after which it lets others run: who it waits for may
+// have no core.
+constexpr int kShort = 100, kPatience = 2000;
+// A region was stuck if one of its threads waited so long, and for a third of the time: two that share a core wait for
+// half of it each.
+constexpr std::chrono::microseconds kLongWait{20};
+// So many stuck regions in a row are no accident.
+constexpr int kStuck = 2;
+// Regions with fewer threads before all are tried again: at first, and after many tries in vain.
+constexpr int kFirstRest = 16, kLastRest = 256;
 
 void pause() {
 #if defined(__x86_64__)
@@ -36,7 +44,8 @@ std::shared_ptr<Pool> Pool::of(int threads) {
   return pool;
 }
 
-Pool::Pool(int threads) : threads_(threads), flags_(threads < 1 ? 0 : threads) {
+Pool::Pool(int threads)
+    : threads_(threads), bells_(std::clamp(threads, 0, 1024)), seats_(std::clamp(threads, 0, 1024)) {
   if (threads < 1 || threads > 1024) {
     throw std::invalid_argument("threads: " + std::to_string(threads) + " is outside [1, 1024]");
   }
@@ -45,45 +54,84 @@ Pool::Pool(int threads) : threads_(threads), flags_(threads < 1 ? 0 : threads) {
 
 Pool::~Pool() {
   stop_.store(true, std::memory_order_relaxed);
-  region_.value.fetch_add(1, std::memory_order_release);
-  region_.value.notify_all();
+  for (Bell& bell : bells_) {
+    bell.rung.fetch_add(1, std::memory_order_release);
+    bell.rung.notify_one();
+  }
   for (auto& worker : workers_) worker.join();
 }
 
-void Pool::begin(Entry entry, void* context) {
+Report Pool::begin(int threads, Entry entry, void* context) {
   const std::lock_guard lock(busy_);
   entry_ = entry;
   context_ = context;
-  region_.value.fetch_add(1, std::memory_order_release);
-  region_.value.notify_all();
-  entry(context, 0);
-  barrier(0);
+  region_threads_ = std::clamp(threads, 1, threads_);
+  ++region_;
+  const auto began = Clock::now();
+  for (int thread = 1; thread < region_threads_; ++thread) {
+    bells_[thread].rung.fetch_add(1, std::memory_order_release);
+    bells_[thread].rung.notify_one();
+  }
+  enter(0, region_);
+  for (int thread = 1; thread < region_threads_; ++thread) {
+    for (int round = 0; seats_[thread].left.load(std::memory_order_acquire) != region_; ++round) {
+      round < kPatience ? pause() : std::this_thread::yield();
+    }
+  }
+  Report report{Clock::now() - began, {}};
+  for (int thread = 0; thread < region_threads_; ++thread) report.waited = std::max(report.waited, seats_[thread].waited);
+  return report;
+}
+
+void Pool::enter(int thread, std::uint64_t region) {
+  Seat& seat = seats_[thread];
+  seat.waited = {};
+  seat.turn.store(region << 32, std::memory_order_release);
+  entry_(context_, thread);
+  seat.left.store(region, std::memory_order_release);
 }
 
 void Pool::work(int thread) {
-  std::uint32_t seen = 0;
+  std::uint32_t heard = 0;
+  const std::atomic<std::uint32_t>& rung = bells_[thread].rung;
   for (;;) {
-    const auto since = std::chrono::steady_clock::now();
-    while (region_.value.load(std::memory_order_acquire) == seen) {
-      for (int i = 0; i < 64 && region_.value.load(std::memory_order_acquire) == seen; ++i) pause();
-      if (std::chrono::steady_clock::now() - since > kLinger) region_.value.wait(seen, std::memory_order_acquire);
+    const auto since = Clock::now();
+    while (rung.load(std::memory_order_acquire) == heard) {
+      for (int i = 0; i < 64 && rung.load(std::memory_order_acquire) == heard; ++i) pause();
+      if (Clock::now() - since > kLinger) rung.wait(heard, std::memory_order_acquire);
     }
-    ++seen;
+    ++heard;
     if (stop_.load(std::memory_order_relaxed)) return;
-    entry_(context_, thread);
-    barrier(thread);
+    enter(thread, region_);
   }
 }
 
-void Pool::await(int other, std::uint32_t turn) {
-  for (int round = 0;; ++round) {
-    if (static_cast<std::int32_t>(flags_[other].value.load(std::memory_order_acquire) - turn) >= 0) return;
-    if (round < kPatience) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
+void Pool::await(int thread, int other, std::uint64_t turn) {
+  const auto behind = [&] { return seats_[other].turn.load(std::memory_order_acquire) < turn; };
+  for (int round = 0; round < kShort; ++round) {
+    if (!behind()) return;
+    pause();
   }
+  const auto since = Clock::now();
+  for (int round = kShort; behind(); ++round) round < kPatience ? pause() : std::this_thread::yield();
+  seats_[thread].waited += Clock::now() - since;
+}
+
+void Staffing::learn(const Report& report) {
+  if (now_ < all_) {
+    if (--rest_ == 0) now_ = all_;
+    return;
+  }
+  if (report.waited < kLongWait || 3 * report.waited < report.took) {
+    stuck_ = 0;
+    next_rest_ = kFirstRest;
+    return;
+  }
+  if (++stuck_ < kStuck) return;
+  stuck_ = kStuck - 1;  // the next try has failed at once if it fails
+  now_ = std::max(1, all_ / 2);
+  rest_ = std::max(next_rest_, kFirstRest);
+  next_rest_ = std::min(2 * rest_, kLastRest);
 }
 
 }  // namespace outrider
