@@ -25,11 +25,14 @@ ROOMY = Rig()
 
 # The reference runner's rows are all dear: drafters that measure would soon guess nothing.
 OPTIONS: dict[str, Any] = {name: {"row_cost": 0.02} for name in ("auto", "suffix", "prediction")}
+OPTIONS |= {"layer_skip": {"adaptive": False}}
 
 
 def options_of(name: str) -> dict[str, Any] | None:
     """What a method cannot do without here: the tiny target has no head of its own in the package."""
-    return {"head": str(head_folder())} if name == "eagle" else OPTIONS.get(name)
+    if name in ("auto", "eagle"):
+        return {"head": str(head_folder()), **OPTIONS.get(name, {})}
+    return OPTIONS.get(name)
 
 
 def make(name: str, rig: Rig = ROOMY, **settings: Any) -> Engine:

@@ -14,7 +14,7 @@ from outrider.core.tree import Tree
 from outrider.drafters.base import Observation
 from outrider.drafters.gain import step_cost
 
-__all__ = ["Costs"]
+__all__ = ["Bet", "Costs"]
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
@@ -90,6 +90,39 @@ class Costs:
         for relative in self._relative[1:]:
             out.append(max(relative, out[-1] * 1.002))
         return out
+
+
+class Bet:
+    """Whether steps of one kind pay in one text: the tokens that they brought against the plain steps they took.
+
+    A kind that does not pay is tried again now and then.
+    """
+
+    _PACE = 0.1  # how fast it follows the last step
+    _PAUSE = 48  # steps without, before a kind that does not pay is tried again
+
+    def __init__(self, gain: float = 2.0, cost: float = 1.4) -> None:
+        self.gain, self.cost = gain, cost
+        self._without = 0
+
+    def begin(self) -> Bet:
+        """The bet of a new text."""
+        return Bet(self.gain, self.cost)
+
+    def wanted(self) -> bool:
+        """Whether this step is to be one of the kind."""
+        if self.gain > self.cost:
+            return True
+        self._without += 1
+        if self._without < self._PAUSE:
+            return False
+        self._without = 0
+        return True
+
+    def saw(self, tokens: float, cost: float) -> None:
+        """A step of the kind brought so many tokens and took as long as `cost` plain steps."""
+        self.gain += self._PACE * (tokens - self.gain)
+        self.cost += self._PACE * (cost - self.cost)
 
 
 def _between(curve: Sequence[float], rows: int) -> float:
