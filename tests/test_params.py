@@ -72,8 +72,8 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
 
 def test_drafter_options_come_from_text_and_from_json() -> None:
     """`key=value` strings and JSON values give the same options."""
-    text = registry.options("suffix", {"max_draft_tokens": "3", "factor": "2.5"})
-    assert text == registry.options("suffix", {"max_draft_tokens": 3, "factor": 2.5})
+    text = registry.options("suffix", {"max_draft_tokens": "3", "row_cost": "2.5"})
+    assert text == registry.options("suffix", {"max_draft_tokens": 3, "row_cost": 2.5})
     assert registry.options("junk", {"chain": "true"}) == registry.options("junk", {"chain": True})
 
 
@@ -84,7 +84,7 @@ def test_drafter_options_come_from_text_and_from_json() -> None:
         ("ngram", {"max_ngrams": 1}, "ngram: unknown option 'max_ngrams'; there are .*max_ngram"),
         ("ngram", {"max_ngram": "x"}, "ngram: max_ngram: 'x' is not a whole number"),
         ("ngram", {"max_ngram": 2.5}, "ngram: max_ngram: 2.5 is not a whole number"),
-        ("suffix", {"factor": "nan"}, "suffix: factor: 'nan' is not a number"),
+        ("suffix", {"row_cost": "nan"}, "suffix: row_cost: 'nan' is not a number"),
         ("junk", {"chain": "perhaps"}, "junk: chain: 'perhaps' is not true or false"),
         ("ngram", {"max_draft_tokens": -1}, "ngram: max_draft_tokens -1 is outside"),
     ],

@@ -78,6 +78,10 @@ class DraftOptions:
         Literal["match", "rejection"],
         Option(help="match: the same text as without a drafter. rejection: the same distribution."),
     ] = "match"
+    adapt: Annotated[
+        bool,
+        Option("--adapt/--no-adapt", help="Cut drafts to what pays by measured costs; rest where nothing does."),
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +186,7 @@ def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int 
         kv_dtype=options.kv_dtype,
         threads=options.threads,
         batch_size=batch_size,
+        adapt=draft.adapt,
         prefill_chunk=options.prefill_chunk,
         cache_tokens=options.cache_tokens,
         page_size=options.page_size,

@@ -95,11 +95,9 @@ class Auto:
                 gain += won
                 out.append(kept)
             rows += out[-1].guesses
-        self._costs.begin(out)
         return out
 
     def observe(self, step: Sequence[Observation]) -> None:
-        self._costs.end(step)
         if self._head is not None:
             self._head.observe(step)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from outrider.core.cache import Rows
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
+from outrider.drafters.costs import Costs
 from outrider.models.config import DecoderConfig
 from outrider.runtime.runner import Runner, Scores
 
@@ -87,6 +88,7 @@ class Context:
     forecast_eagle: Callable[[Eagle, str], dict[str, int]]  # the bytes that `eagle` will take
     draft_model: str | None = None  # what the caller named
     batch_size: int = 1
+    costs: Costs = field(default_factory=Costs)  # of the target's forwards, by rows
 
 
 class Drafter(Protocol):

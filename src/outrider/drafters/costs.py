@@ -6,39 +6,37 @@ steps), a guess that is right with probability p and raises the time by dc is wo
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
-
-from outrider.core.tree import Tree
-from outrider.drafters.base import Observation
-from outrider.drafters.gain import step_cost
 
 __all__ = ["Bet", "Costs"]
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# Usual for a small model on a CPU (`outrider bench kernels`, int8 and bf16): flat where the weights' way through
+# the bus costs, a straight line where arithmetic does. The first guess also pays for being looked up.
+_USUAL = (1.0, 1.03, 1.04, 1.06, 1.12, 1.2, 1.5, 1.75, 2.5, 3.2, 4.7, 6.2, 9.2, 12.2)
 
 
 class Costs:
     """Times of forwards by rows, relative to a forward of one row.
 
-    `row` fixes the price instead: each row more costs this share of a plain step, and nothing is measured. Choices
-    are then the same in every run, which a comparison of machines or a test may want.
+    How soon they rise changes from machine to machine and, on a shared one, from minute to minute. Unless `live`,
+    nothing is measured, and choices are the same in every run. `row` fixes the price: each row more costs this share
+    of a plain step.
     """
 
-    _UNIT_PACE = 0.2  # how fast the time of a plain step follows the last measurement
-    _PACE = 0.04  # and the relative cost of more rows, which no machine changes from step to step
+    # How fast the time of a plain step follows a plain step and, in case the machine as a whole has changed, another;
+    # and how fast the relative cost of more rows does.
+    _PLAIN_PACE, _UNIT_PACE, _PACE = 0.3, 0.04, 0.06
     _HELD_UP = 1.5  # a step counts as this much slower than expected at most: the machine may have been busy
     _EVERY = 8  # measurements between two new curves
 
-    def __init__(self, row: float | None = None) -> None:
-        self._fixed = row is not None
-        self._start = tuple(step_cost(rows) if row is None else 1 + row * (rows - 1) for rows in _KNOTS)
+    def __init__(self, row: float | None = None, *, live: bool = True) -> None:
+        self._fixed = row is not None or not live
+        self._start = _USUAL if row is None else tuple(1 + row * (rows - 1) for rows in _KNOTS)
         self._relative = list(self._start)
         self._unit: float | None = None  # seconds of a plain step
         self._seen = 0
-        self._rows = 0
-        self._began: float | None = None
         self.assumed = _spread(self._start)  # [r]: the cost of r rows before anything was measured; [0] is unused
         self.curve = self.assumed
 
@@ -53,18 +51,6 @@ class Costs:
             return self.curve[rows]
         return self.curve[-1] + (rows - len(self.curve) + 1) * (self.curve[-1] - self.curve[-2])
 
-    def begin(self, trees: Sequence[Tree]) -> None:
-        """Drafting is done: the forward starts. `trees` of all sequences in it."""
-        self._rows = sum(len(tree) for tree in trees)
-        self._began = time.perf_counter()
-
-    def end(self, step: Sequence[Observation]) -> None:
-        """The forward and its verification are done. Steps that also read a prompt measure something else."""
-        began, self._began = self._began, None
-        if self._fixed or began is None or any(seen.tree is None or seen.pending > 1 for seen in step):
-            return
-        self.measured(self._rows, time.perf_counter() - began)
-
     def measured(self, rows: int, seconds: float) -> None:
         """A forward of `rows` rows took so long."""
         if self._fixed or not _KNOTS[0] <= rows <= _KNOTS[-1]:
@@ -77,7 +63,7 @@ class Costs:
         if self._unit is None:
             self._unit = seconds / relative
         surprise = min(max(seconds / (relative * self._unit), 1 / self._HELD_UP), self._HELD_UP)
-        self._unit *= surprise**self._UNIT_PACE
+        self._unit *= surprise ** (self._UNIT_PACE if knot else self._PLAIN_PACE)
         if knot:
             self._relative[knot] = relative * surprise**self._PACE
         self._seen += 1

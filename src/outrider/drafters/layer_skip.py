@@ -18,7 +18,7 @@ from pathlib import Path
 from outrider.core.cache import CacheFullError
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.drafters.costs import Bet, Costs
+from outrider.drafters.costs import Bet
 from outrider.models.shipped import find_shipped
 from outrider.runtime.growth import Plan, Sprout
 
@@ -54,7 +54,7 @@ class LayerSkip:
         self.layers = _layers(options, context)
         self._target = context.target
         self._plan = Plan(context.config.vocabulary, reach=options.min_reach, layers=self.layers)
-        self._costs = Costs()
+        self._costs = context.costs
         self._usual = Bet()
         self._bets: dict[int, Bet] = {}
         self._spent: dict[int, float] = {}  # by sequence, seconds of this step's draft
@@ -73,11 +73,9 @@ class LayerSkip:
             for (i, _), tree in zip(sprouts, grown, strict=True):
                 trees[i] = tree
                 self._spent[batch[i].id] = seconds
-        self._costs.begin(trees)
         return trees
 
     def observe(self, step: Sequence[Observation]) -> None:
-        self._costs.end(step)
         unit = self._costs.unit
         for seen in step:
             seconds = self._spent.pop(seen.request.id, None)

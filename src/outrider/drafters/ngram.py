@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request, Stateless
-from outrider.drafters.gain import Survival, paying_length
+from outrider.drafters.survival import Survival
 
 __all__ = ["DRAFTER"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramOptions(Options):
-    max_draft_tokens: int = field(default=15, metadata={"help": "guesses per step at most; fewer where it pays"})
+    max_draft_tokens: int = field(default=15, metadata={"help": "guesses per step at most"})
     min_ngram: int = field(default=1, metadata={"help": "shortest run of tokens that counts as a match"})
     max_ngram: int = field(default=24, metadata={"help": "a longer match is not looked for"})
 
@@ -30,7 +30,8 @@ class _Text:
     ends: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
     survival: Survival = field(default_factory=Survival)
     match: int = 0  # tokens of the match that was found last
-    unspoken: int | None = None  # what it would have guessed, where that did not pay
+    guess: int = -1  # the first token of the last draft
+    untold: bool = False  # whether the target has not said yet what it thinks of that
 
 
 class Ngram(Stateless):
@@ -58,6 +59,7 @@ class Ngram(Stateless):
             text = self._texts.get(seen.request.id)
             if text is not None and seen.tree is not None and seen.tree.guesses:
                 text.survival.saw(text.match, seen.tree.guesses, len(seen.path))
+                text.untold = False
 
     def forget(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
@@ -69,17 +71,19 @@ class Ngram(Stateless):
     def _guess(self, request: Request) -> Tree:
         text, tokens = self._texts.setdefault(request.id, _Text()), request.shaping.tokens
         known = text.tokens
-        if text.unspoken is not None and len(tokens) > len(known):  # learn from it all the same: it may pay again
-            text.survival.saw(text.match, 1, int(tokens[len(known)] == text.unspoken))
+        if text.untold and len(tokens) > len(known):  # a guess that was not checked because it did not seem to pay
+            text.survival.saw(text.match, 1, int(tokens[len(known)] == text.guess))
         self._grow(text, tokens)
         place, text.match = self._longest(text)
-        limit = min(request.budget, self.options.max_draft_tokens)
-        count = paying_length(text.survival.chance(text.match + depth) for depth in range(limit)) if text.match else 0
-        text.unspoken = known[place] if text.match and not count else None
+        count = min(request.budget, self.options.max_draft_tokens) if text.match else 0
+        text.untold = count > 0
+        if not count:
+            return Tree.root(known[-1])
         guesses = known[place : place + count]
         while len(guesses) < count:  # the match overlaps its own continuation: a period
             guesses.append(guesses[len(guesses) - (len(known) - place)])
-        return Tree.chain(known[-1], guesses)
+        text.guess = guesses[0]
+        return Tree.chain(known[-1], guesses, chances=text.survival.reaches(text.match, count))
 
     def _longest(self, text: _Text) -> tuple[int, int]:
         """Where the longest run that equals the text's end goes on, the latest of equals, and its length; 0 if none."""

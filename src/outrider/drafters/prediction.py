@@ -61,7 +61,7 @@ class Prediction:
         if options.anchor < 1:
             raise DrafterError(f"prediction: anchor {options.anchor} is below 1")
         self.options = options
-        self.costs = Costs(options.row_cost if options.row_cost >= 0 else None)
+        self.costs = context.costs if options.row_cost < 0 else Costs(options.row_cost)
         self._places: dict[int, _Place] = {}
 
     @classmethod
@@ -74,11 +74,9 @@ class Prediction:
         for request in batch:
             trees.append(self._guess(request, rows))
             rows += trees[-1].guesses
-        self.costs.begin(trees)
         return trees
 
     def observe(self, step: Sequence[Observation]) -> None:
-        self.costs.end(step)
         for seen in step:
             place = self._places.get(seen.request.id)
             if place is not None and place.guessed:
@@ -110,7 +108,8 @@ class Prediction:
         if place.at >= 0:
             chance = (place.run + 2) / (place.run + 3)
             count = _paying(chance, 1.0, 1, curve, rows, min(most, len(expected) - place.at))
-            return Tree.chain(tokens[-1], expected[place.at : place.at + count])
+            guesses = expected[place.at : place.at + count]
+            return Tree.chain(tokens[-1], guesses, chances=[chance**n for n in range(1, count + 1)])
         if place.ways:
             branches = len(place.ways)
             count = _paying(self._NEXT, place.held / place.tried, branches, curve, rows, most // branches)

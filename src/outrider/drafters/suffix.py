@@ -92,7 +92,7 @@ class Suffix:
         if options.min_match < 1 or not 0 < options.min_probability <= 1 or options.memory_mb < 0:
             raise DrafterError("suffix: min_match is at least 1, min_probability in (0, 1] and memory_mb not below 0")
         self.options = options
-        self.costs = Costs(options.row_cost if options.row_cost >= 0 else None)
+        self.costs = context.costs if options.row_cost < 0 else Costs(options.row_cost)
         self._texts: dict[int, _Text] = {}
         self._memory = _Memory(options.memory_mb)
 
@@ -104,11 +104,9 @@ class Suffix:
             rows += len(guesses.tokens) - 1
             gain += sum(guesses.chances) - 1
             trees.append(guesses.tree())
-        self.costs.begin(trees)
         return trees
 
-    def observe(self, step: Sequence[Observation]) -> None:
-        self.costs.end(step)
+    def observe(self, step: Sequence[Observation]) -> None: ...
 
     def forget(self, sequence: int) -> None:
         text = self._texts.pop(sequence, None)

@@ -34,6 +34,8 @@ from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
 from outrider.drafters.base import Context, Drafter, Observation, Request
+from outrider.drafters.costs import Costs
+from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
@@ -85,11 +87,22 @@ class _Active:
     timings: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "forward": 0.0, "verify": 0.0})
 
 
+@dataclass(slots=True)
+class _Group:
+    """The requests of a step that one drafter drafts for."""
+
+    drafter: Drafter
+    members: list[int] = field(default_factory=list)  # their turns
+    seconds: float = 0.0  # of `propose`
+
+
 class Engine:
     """One target model, any drafters, many sequences.
 
     `model` and `draft_model` are names or paths. `drafter` is the method that requests get unless they name another;
-    `drafter_options` are its options. Raises ValueError subclasses (ModelError, DrafterError, ParameterError) that name
+    `drafter_options` are its options. With `adapt`, drafts are cut to what pays by measured costs, and a drafter that
+    costs more than it brings rests; without, only the drafter's own estimates and the usual costs count, so that the
+    steps are the same in every run. Raises ValueError subclasses (ModelError, DrafterError, ParameterError) that name
     the culprit before anything runs. Not thread-safe: one thread steps it.
     """
 
@@ -104,6 +117,7 @@ class Engine:
         max_draft_tokens: int | None = None,
         batch_size: int = 8,
         prefill_chunk: int = 512,
+        adapt: bool = True,
         **loading: Any,
     ) -> None:
         from outrider.runtime.load import load
@@ -118,6 +132,7 @@ class Engine:
             speculation=Speculation(verify=verify, max_draft_tokens=max_draft_tokens),
             batch_size=batch_size,
             prefill_chunk=prefill_chunk,
+            adapt=adapt,
         )
 
     @classmethod
@@ -132,6 +147,7 @@ class Engine:
         max_draft_tokens: int | None = None,
         batch_size: int = 8,
         prefill_chunk: int = 512,
+        adapt: bool = False,
     ) -> Engine:
         """An engine over models that are in memory already; `draft` serves as the draft model."""
         engine = cls.__new__(cls)
@@ -145,6 +161,7 @@ class Engine:
             speculation=Speculation(verify=verify, max_draft_tokens=max_draft_tokens),
             batch_size=batch_size,
             prefill_chunk=prefill_chunk,
+            adapt=adapt,
         )
         return engine
 
@@ -160,6 +177,7 @@ class Engine:
         speculation: Speculation,
         batch_size: int,
         prefill_chunk: int,
+        adapt: bool,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -173,6 +191,8 @@ class Engine:
         self._drafters: dict[str, Drafter] = {}
         self._guesses: dict[str, int] = {}  # by drafter: its own max_draft_tokens
         self._scheduler = Scheduler(batch_size, prefill_chunk)
+        self._costs = Costs(live=adapt)
+        self._controller = Controller(self._costs, live=adapt)
         self._active: dict[int, _Active] = {}
         self._results: dict[int, Result] = {}
         self._failures: dict[int, ValueError] = {}
@@ -381,6 +401,7 @@ class Engine:
             forecast_eagle=self._forecast_eagle,
             draft_model=self._draft_model,
             batch_size=self._scheduler.batch_size,
+            costs=self._costs,
         )
 
     def _load_eagle(self, head: Eagle, dtype: str) -> Grower:
@@ -423,7 +444,7 @@ class Engine:
             return []
         actives = [self._active[turn.sequence.id] for turn in turns]
         started = time.perf_counter()
-        trees = self._propose(turns, actives)
+        trees, groups = self._propose(turns, actives)
         drafted = time.perf_counter()
         feeds = [
             Feed(turn.sequence.rows, turn.sequence.tokens[turn.sequence.rows.length :][: turn.rows], tree)
@@ -450,6 +471,7 @@ class Engine:
             feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
             if verdict is not None and feed.tree is not None:
                 deltas.append(self._extend(active, feed.tree, verdict, ended))
+        self._record(groups, trees, verdicts, feeds, phases["forward"])
         for delta in deltas:
             if delta.id in self._boxes:
                 self._boxes[delta.id].append(delta)
@@ -461,27 +483,62 @@ class Engine:
                     self._finish(active)
         return deltas
 
-    def _propose(self, turns: Seq[Turn], actives: Seq[_Active]) -> list[Tree | None]:
-        """A tree per turn, its rows reserved; None where the feed does not reach the last token."""
+    def _propose(self, turns: Seq[Turn], actives: Seq[_Active]) -> tuple[list[Tree | None], list[_Group]]:
+        """A tree per turn, its rows reserved; None where the feed does not reach the last token. And who drafted."""
         trees: list[Tree | None] = [Tree.root(t.sequence.tokens[-1]) if t.scored else None for t in turns]
-        groups: dict[int, list[int]] = {}
+        groups: dict[int, _Group] = {}
         for index, (turn, active) in enumerate(zip(turns, actives, strict=True)):
             # the first token comes before the first guess: no draft may make it wait
             if turn.scored and turn.rows == 1 and turn.sequence.output_length:
                 active.request.budget = active.max_guesses
-                if active.max_guesses and turn.sequence.room() > 1:
-                    groups.setdefault(id(active.drafter), []).append(index)
-        for indexes in groups.values():
-            drafter = actives[indexes[0]].drafter
+                if active.max_guesses and turn.sequence.room() > 1 and not self._rests(active):
+                    groups.setdefault(id(active.drafter), _Group(active.drafter)).members.append(index)
+        for group in groups.values():
+            started = time.perf_counter()
             try:
-                proposals = drafter.propose([actives[i].request for i in indexes])
-                admitted = [self._admit(turns[i], actives[i], t) for i, t in zip(indexes, proposals, strict=True)]
+                proposals = group.drafter.propose([actives[i].request for i in group.members])
+                checked = [
+                    self._checked(turns[i], actives[i], t) for i, t in zip(group.members, proposals, strict=True)
+                ]
             except Exception as error:
-                self._give_up([actives[i] for i in indexes], error)
+                self._give_up([actives[i] for i in group.members], error)
+                group.members.clear()
                 continue
-            for i, tree in zip(indexes, admitted, strict=True):
+            group.seconds = time.perf_counter() - started
+            for i, tree in zip(group.members, checked, strict=True):
                 trees[i] = tree
-        return trees
+        return self._choose(turns, actives, trees), [group for group in groups.values() if group.members]
+
+    def _rests(self, active: _Active) -> bool:
+        # under rejection the text depends on the guesses: nothing that the clock says may choose them
+        return not active.request.rejection and self._controller.rests(active.drafter.name)
+
+    def _choose(self, turns: Seq[Turn], actives: Seq[_Active], trees: Seq[Tree | None]) -> list[Tree | None]:
+        """What is worth checking of the proposals, and fits into the pages."""
+        names = [None if active.request.rejection else active.drafter.name for active in actives]
+        chosen = self._controller.choose(trees, names, sum(turn.rows for turn in turns))
+        return [self._fitting(turn, tree) for turn, tree in zip(turns, chosen, strict=True)]
+
+    def _record(
+        self,
+        groups: Seq[_Group],
+        trees: Seq[Tree | None],
+        verdicts: Seq[Verdict | ValueError | None],
+        feeds: Seq[Feed],
+        seconds: float,
+    ) -> None:
+        """Tell the controller what this step cost and what it brought."""
+        drafts = []
+        for group in groups:
+            judged = [
+                (tree, len(verdict.path))
+                for tree, verdict in ((trees[i], verdicts[i]) for i in group.members)
+                if tree is not None and isinstance(verdict, Verdict)
+            ]
+            if judged:
+                drafts.append(Drafted(group.drafter.name, group.seconds, *zip(*judged, strict=True)))
+        rows = sum(len(feed.pending) + (feed.tree.guesses if feed.tree else 0) for feed in feeds)
+        self._controller.record(rows, any(len(feed.pending) > 1 for feed in feeds), seconds, drafts)
 
     def _give_up(self, actives: Seq[_Active], error: Exception) -> None:
         """A drafter has failed: its requests go on without, which changes no text. Told once per drafter."""
@@ -502,18 +559,24 @@ class Engine:
         except Exception as error:
             self._give_up([active], error)
 
-    def _admit(self, turn: Turn, active: _Active, tree: Tree) -> Tree:
-        """The part of a proposal that can count: within the room of the text, the budget and the free pages."""
+    def _checked(self, turn: Turn, active: _Active, tree: Tree) -> Tree:
+        """The part of a proposal that can count: a sound tree within the room of the text and the budget."""
         sequence = turn.sequence
         if len(tree) == 1:
             return Tree.root(sequence.tokens[-1])
         tree = tree.check(self.config.vocabulary).cut(active.request.budget).shallow(sequence.room() - 1)
         if tree.tokens[0] != sequence.tokens[-1]:
             raise ValueError(f"{active.drafter.name}: the root is token {tree.tokens[0]}, not the text's last token")
+        return tree
+
+    def _fitting(self, turn: Turn, tree: Tree | None) -> Tree | None:
+        """The tree, its rows reserved; the root alone where the pages do not suffice."""
+        if tree is None or not tree.guesses:
+            return tree
         try:
-            sequence.rows.reserve(turn.rows + tree.guesses)
+            turn.sequence.rows.reserve(turn.rows + tree.guesses)
         except CacheFullError:
-            return Tree.root(sequence.tokens[-1])
+            return tree.cut(0)
         return tree
 
     def _wants(self, actives: Seq[_Active]) -> tuple[int, ...]:

@@ -1,23 +1,10 @@
-"""What a guess is worth: the chance that it is right, against what one row more costs the target.
-
-Leviathan et al. 2023, section 3.3, with a chance of its own for each guess and a cost of its own for each row.
-"""
+"""How far a match carries: the chance that what followed once follows again, by the length of the match."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 
-__all__ = ["Survival", "paying_length", "step_cost"]
-
-
-def step_cost(rows: int) -> float:
-    """What a step of so many rows costs beside one of a single row.
-
-    `outrider bench kernels` on a CPU, int8 and bf16: 8 rows take 1.02 to 1.06 times as long as one, 16 rows 1.18 to
-    1.36 times, and from there on it is arithmetic that costs. The first guess also pays for its being looked up.
-    """
-    return 1.0 + 0.02 * (rows > 1) + 0.009 * min(rows - 1, 7) + 0.042 * max(rows - 8, 0)
+__all__ = ["Survival"]
 
 
 class Survival:
@@ -56,14 +43,10 @@ class Survival:
             self._right[kind] = self._FADE * self._right[kind] + (length < match + right)
             self._usual[kind] *= self._FADE
 
-
-def paying_length(chances: Iterable[float]) -> int:
-    """How many guesses of a chain give the most tokens per cost, given the chance of each; 0 if none pays."""
-    best, most, reached, tokens = 0, 1.0, 1.0, 1.0
-    for length, chance in enumerate(chances, start=1):
-        reached *= chance
-        tokens += reached
-        rate = tokens / step_cost(length + 1)
-        if rate > most:
-            best, most = length, rate
-    return best
+    def reaches(self, match: int, guesses: int) -> list[float]:
+        """The chance of each of so many guesses behind a match that it and all before it are right. [guesses]"""
+        reached, out = 1.0, []
+        for length in range(match, match + guesses):
+            reached *= self.chance(length)
+            out.append(reached)
+        return out
