@@ -4,6 +4,9 @@ A window of W columns and N - 1 levels holds guesses for the places ahead. Each 
 (a chain of the first level; from its j-th node, the higher levels of column j), reads the target's answer below each
 column, and moves every level down by one: a Jacobi iteration along N - 1 trajectories. The n-grams that the columns
 spell go into a pool; those that begin with the last token are verified beside the window, as branches of the same tree.
+
+The n-grams of the text itself are in the pool for nothing. The window's rows are not free on a CPU: it stands only as
+long as its own n-grams bring more than it costs, and the candidates too. Both are tried again now and then.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
+from outrider.drafters.costs import Bet, Costs
 
 __all__ = ["DRAFTER"]
 
@@ -27,6 +31,7 @@ class LookaheadOptions(Options):
     ngram: int = field(default=3, metadata={"help": "N, tokens of an n-gram; the window has N - 1 levels"})
     candidates: int = field(default=3, metadata={"help": "G, n-grams verified per step at most"})
     pool: int = field(default=16, metadata={"help": "n-grams kept per first token"})
+    adaptive: bool = field(default=True, metadata={"help": "pause window and candidates where they do not pay"})
 
 
 @dataclass(slots=True)
@@ -37,13 +42,17 @@ class _Window:
     pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)  # first token -> the rest, latest last
     places: list[int] = field(default_factory=list)  # node at the foot of each column in the tree of this step
     counted: int = 0  # tokens of the text whose n-grams are in the pool
+    born: set[tuple[int, ...]] = field(default_factory=set)  # n-grams of the pool that the window alone has found
+    hung: int = 0  # nodes of candidates in the tree of this step; the window's come behind them
+    worth: Bet = field(default_factory=lambda: Bet(2.0, 1.3))  # of the window
+    looking: Bet = field(default_factory=lambda: Bet(2.0, 1.1))  # of the candidates
 
 
 class Lookahead:
     name = "lookahead"
     summary = "the target's own Jacobi window fills a pool of n-grams, verified in the same forward"
     needs = "nothing"
-    helps = "where rows are nearly free and no draft fits; seldom on a CPU"
+    helps = "where rows are nearly free and no draft fits; on a CPU little, beyond repetition"
     Options = LookaheadOptions
     wants: tuple[int, ...] = ()
 
@@ -51,16 +60,22 @@ class Lookahead:
         if options.window < 1 or options.ngram < 2 or options.candidates < 0 or options.pool < 1:
             raise DrafterError("lookahead: window and pool are at least 1, ngram at least 2, candidates at least 0")
         self.options = options
+        self._costs = Costs()
         self._windows: dict[int, _Window] = {}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
-        return [self._guess(request) for request in batch]
+        trees = [self._guess(request) for request in batch]
+        self._costs.begin(trees)
+        return trees
 
     def observe(self, step: Sequence[Observation]) -> None:
+        self._costs.end(step)
         for seen in step:
             window = self._windows.get(seen.request.id)
-            if window is not None and window.places and seen.tree is not None:
-                self._advance(window, seen, seen.tree)
+            if window is not None and seen.tree is not None and seen.tree.guesses:
+                self._weigh(window, seen, seen.tree)
+                if window.places:
+                    self._advance(window, seen, seen.tree)
 
     def forget(self, sequence: int) -> None:
         self._windows.pop(sequence, None)
@@ -98,18 +113,33 @@ class Lookahead:
                     parent = node(parent, token)
             return parent
 
-        if self.options.candidates:
+        always = not self.options.adaptive
+        if self.options.candidates and (always or window.looking.wanted()):
             for rest in reversed(window.pool.get(tokens[-1], [])[-self.options.candidates :]):
                 hang(0, rest)
-        window.places = []
+        window.places, window.hung = [], len(nodes) - 1
         stem: int | None = 0
-        for column, token in enumerate(window.levels[0]):
+        for column, token in enumerate(window.levels[0] if always or window.worth.wanted() else ()):
             stem = hang(stem, (token,))
             foot = hang(stem, [level[column] for level in window.levels[1:]])
             if foot is None:
                 break
             window.places.append(foot)
         return Tree(tuple(nodes), tuple(parents))
+
+    def _weigh(self, window: _Window, seen: Observation, tree: Tree) -> None:
+        """What candidates and window brought in this step, and what their rows took."""
+        # under rejection the text depends on the guesses: nothing that is measured may choose them
+        curve = self._costs.assumed if seen.request.rejection else self._costs.curve
+        with_candidates = curve[min(1 + window.hung, len(curve) - 1)]
+        path = tuple(tree.tokens[node] for node in seen.path)
+        ngram = (tree.tokens[0], *path)
+        found = any(gram[: len(ngram)] == ngram for gram in window.born)
+        if window.hung:
+            window.looking.saw(1 + len(path), with_candidates)
+        if window.places:
+            price = curve[min(len(tree), len(curve) - 1)] - with_candidates
+            window.worth.saw(1 + (len(path) if found else 0), 1 + price)
 
     def _start(self, tokens: Sequence[int]) -> list[list[int]]:
         """A window of tokens from the text: any guess will do, these are at least in use."""
@@ -129,7 +159,10 @@ class Lookahead:
             except DrawError:  # broken logits below a guess, where plain decoding never looks
                 break
             answers.append(int(best[0]))
-            self._remember(window, [*(level[column] for level in window.levels), answers[-1]])
+            gram = [*(level[column] for level in window.levels), answers[-1]]
+            if tuple(gram[1:]) not in window.pool.get(gram[0], ()):
+                window.born.add(tuple(gram))
+            self._remember(window, gram)
         last = window.levels[-1]
         window.levels = [*window.levels[1:], [*answers, *last[len(answers) :]]]
         window.places = []
@@ -138,6 +171,7 @@ class Lookahead:
         """N-grams of the text itself, the prompt's too."""
         n = self.options.ngram
         for end in range(max(n, window.counted + 1), len(tokens) + 1):
+            window.born.discard(tuple(tokens[end - n : end]))
             self._remember(window, tokens[end - n : end])
         window.counted = len(tokens)
 
@@ -147,7 +181,7 @@ class Lookahead:
             kept.remove(rest)
         kept.append(rest)
         if len(kept) > self.options.pool:
-            del kept[0]
+            window.born.discard((gram[0], *kept.pop(0)))
 
 
 DRAFTER = Lookahead
