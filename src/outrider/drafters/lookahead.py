@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.drafters.costs import Bet, Costs
+from outrider.drafters.costs import Bet
 
 __all__ = ["DRAFTER"]
 
@@ -60,16 +60,13 @@ class Lookahead:
         if options.window < 1 or options.ngram < 2 or options.candidates < 0 or options.pool < 1:
             raise DrafterError("lookahead: window and pool are at least 1, ngram at least 2, candidates at least 0")
         self.options = options
-        self._costs = Costs()
+        self._costs = context.costs
         self._windows: dict[int, _Window] = {}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
-        trees = [self._guess(request) for request in batch]
-        self._costs.begin(trees)
-        return trees
+        return [self._guess(request) for request in batch]
 
     def observe(self, step: Sequence[Observation]) -> None:
-        self._costs.end(step)
         for seen in step:
             window = self._windows.get(seen.request.id)
             if window is not None and seen.tree is not None and seen.tree.guesses:
