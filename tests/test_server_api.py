@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -293,6 +294,63 @@ def test_a_prediction_is_counted_in_the_usage(server: Running) -> None:
     assert usual.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
+# -- forms ---------------------------------------------------------------------------------------------------------
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "tall": {"type": "boolean"}},
+    "required": ["name", "tall"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_keeps_to_its_schema(server: Running, stream: bool) -> None:
+    """JSON of the schema, the same with and without speculation, with some of it drafted."""
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": CHAT,
+        "temperature": 1.0,
+        "seed": 4,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+    }
+    plain_text = server.client.chat.completions.create(**body, extra_body={"speculation": {"enabled": False}})
+    if stream:
+        chunks = server.client.chat.completions.create(**body, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        answer = server.client.chat.completions.create(**body)
+        text = answer.choices[0].message.content or ""
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 4  # type: ignore[index]
+    assert text == plain_text.choices[0].message.content
+    value = json.loads(text)
+    assert list(value) == ["name", "tall"]
+    assert isinstance(value["tall"], bool)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "pattern"),
+    [
+        (
+            {"json": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}},
+            r"\[(true|false)(, (true|false))?\]",
+        ),
+        ({"regex": "[a-f]{4}-[0-9]{2}"}, "[a-f]{4}-[0-9]{2}"),
+        ({"choice": ["left", "right"]}, "left|right"),
+        ({"grammar": 'root ::= "<" [a-z] ">"'}, "<[a-z]>"),
+        ({"grammar": "start: /x{2,3}/"}, "x{2,3}"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_structured_outputs_are_kept(server: Running, outputs: dict[str, Any], pattern: str) -> None:
+    """vLLM's field, for completions too; choices of n all keep to it."""
+    answer = server.client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=60, n=3, seed=2, extra_body={"structured_outputs": outputs}
+    )
+    assert all(re.fullmatch(pattern, choice.text) for choice in answer.choices), answer.choices
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str | None]] = [
@@ -330,6 +388,15 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"speculation": {"k": 1}}, "speculation.k"),
     ({"speculation": {"drafter": "ngram"}, "prediction": {"type": "content", "content": "a"}}, "prediction"),
     ({"prediction": {"type": "text", "content": "a"}}, "prediction.type"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
 ]
 
 

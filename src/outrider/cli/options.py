@@ -6,14 +6,17 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
 
 from outrider.cli.errors import CommandError
+from outrider.cli.prompt import read_text
 
 if TYPE_CHECKING:
     from outrider import Engine, SamplingParams
+    from outrider.core.params import Constraint
 
 __all__ = [
     "DEFAULT_DRAFTER",
@@ -112,6 +115,13 @@ class SamplingOptions:
         int | None, Option(metavar="N", help="With --json: log-probabilities of the N likeliest tokens.")
     ] = None
 
+    json_schema: Annotated[
+        Path | None, Option(metavar="FILE", help="Write JSON of this schema; a file with {} takes any JSON.")
+    ] = None
+    grammar: Annotated[
+        Path | None, Option(metavar="FILE", help="Write what this grammar allows, in Lark's or llama.cpp's notation.")
+    ] = None
+
     def params(self) -> SamplingParams:
         """The checked parameters. Raises ParameterError or CommandError."""
         from outrider.core.params import SamplingParams
@@ -132,7 +142,21 @@ class SamplingOptions:
             ignore_eos=self.ignore_eos,
             seed=self.seed,
             logprobs=self.logprobs,
+            grammar=self._constraint(),
         )
+
+    def _constraint(self) -> Constraint | None:
+        from outrider.core.params import Constraint
+
+        if self.json_schema is not None and self.grammar is not None:
+            raise CommandError("--grammar: --json-schema is one already; leave out one of the two")
+        for kind, option, file in (
+            ("json_schema", "--json-schema", self.json_schema),
+            ("grammar", "--grammar", self.grammar),
+        ):
+            if file is not None:
+                return Constraint(kind, read_text(option, file))
+        return None
 
 
 def parse_assignments(option: str, assignments: Sequence[str]) -> dict[str, str]:

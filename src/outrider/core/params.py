@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
-__all__ = ["ParameterError", "SamplingParams"]
+__all__ = ["Constraint", "ParameterError", "SamplingParams"]
+
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 
 
 class ParameterError(ValueError):
@@ -16,6 +18,24 @@ class ParameterError(ValueError):
     def __init__(self, parameter: str, message: str) -> None:
         super().__init__(f"{parameter}: {message}")
         self.parameter = parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What form the text must have.
+
+    `text` is a JSON schema, a regular expression, a JSON list of strings (`choice`), or a grammar in Lark's or
+    llama.cpp's (GBNF) notation. It is checked for being sound by `engine.grammar`.
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONSTRAINTS:
+            raise ParameterError("grammar", f"{self.kind!r} is not one of {', '.join(CONSTRAINTS)}")
+        if not isinstance(self.text, str) or not self.text:
+            raise ParameterError("grammar", f"{self.text!r} is no {self.kind}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +63,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     seed: int | None = None  # None = drawn at admission and reported
     logprobs: int | None = None  # None = none, k = the chosen token's and the k likeliest
+    grammar: Constraint | None = None  # the form that the text must have
 
     def __post_init__(self) -> None:
         def real(name: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -82,6 +103,12 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{getattr(self, name)!r} is neither true nor false")
+        if isinstance(self.grammar, Mapping):
+            object.__setattr__(self, "grammar", Constraint(**self.grammar))
+        if self.grammar is not None and not isinstance(self.grammar, Constraint):
+            raise ParameterError("grammar", f"{self.grammar!r} is no constraint")
+        if self.grammar is not None and self.ignore_eos:
+            raise ParameterError("ignore_eos", "a grammar's text ends with the end of text; leave out one of the two")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", listed("stop"))

@@ -59,8 +59,9 @@ def adjust(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Logits
     ends = position - shaping.prompt_length < params.min_tokens
     if ends:
         values[[token for token in shaping.ends if token < size]] = -np.inf
-    if shaping.mask is not None:
-        values[~_allowed(shaping.mask, size)] = -np.inf
+    mask = shaping.mask_after(path)
+    if mask is not None:
+        values[~_allowed(mask, size)] = -np.inf
     if params.penalised:
         _penalise(values, shaping, path)
     with np.errstate(over="ignore"):
@@ -72,7 +73,7 @@ def adjust(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Logits
             f"repetition_penalty {params.repetition_penalty!r} is too small"
         )
     if (row == -np.inf).all():
-        raise DrawError(nothing_left(position, masked=shaping.mask is not None, ends=ends and bool(shaping.ends)))
+        raise DrawError(nothing_left(position, masked=mask is not None, ends=ends and bool(shaping.ends)))
     return row
 
 

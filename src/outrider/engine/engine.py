@@ -37,6 +37,7 @@ from outrider.drafters.base import Context, Drafter, Observation, Request
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
+from outrider.engine.grammar import Grammar, Grammars
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.speculation import Speculation, Verify
@@ -189,6 +190,7 @@ class Engine:
         self._draft_model = draft_model
         self._options = {drafter: dict(drafter_options)}
         self._drafters: dict[str, Drafter] = {}
+        self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
         self._guesses: dict[str, int] = {}  # by drafter: its own max_draft_tokens
         self._scheduler = Scheduler(batch_size, prefill_chunk)
         self._costs = Costs(live=adapt)
@@ -266,6 +268,8 @@ class Engine:
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % 2**64
         ends = (*(() if params.ignore_eos else self.tokenizer.eos), *params.stop_token_ids)
         shaping = Shaping(params, seed, tokens, len(tokens), ends)
+        if params.grammar is not None:
+            shaping.grammar = self.grammars.start(params.grammar, tokens, len(tokens))
         text = Detokenizer(
             self.tokenizer.token_bytes, self.tokenizer.is_special, params.stop, params.include_stop_str_in_output
         )
@@ -562,9 +566,13 @@ class Engine:
     def _checked(self, turn: Turn, active: _Active, tree: Tree) -> Tree:
         """The part of a proposal that can count: a sound tree within the room of the text and the budget."""
         sequence = turn.sequence
-        if len(tree) == 1:
+        grammar = sequence.shaping.grammar
+        if len(tree) == 1 and (grammar is None or active.drafter.name == "none"):
             return Tree.root(sequence.tokens[-1])
-        tree = tree.check(self.config.vocabulary).cut(active.request.budget).shallow(sequence.room() - 1)
+        budget, depth = active.request.budget, sequence.room() - 1
+        tree = tree.check(self.config.vocabulary).cut(budget).shallow(depth)
+        if isinstance(grammar, Grammar):
+            tree = grammar.fit(tree, budget=budget, depth=depth, rejection=active.request.rejection)
         if tree.tokens[0] != sequence.tokens[-1]:
             raise ValueError(f"{active.drafter.name}: the root is token {tree.tokens[0]}, not the text's last token")
         return tree

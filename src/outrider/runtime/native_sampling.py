@@ -42,13 +42,13 @@ def prepared(shaping: Shaping) -> _native.NativeShaping:
 def draw(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
     """The target's own token after this row, at position len(shaping.tokens) + len(path). Raises DrawError."""
     tokens = shaping.tokens
-    return Draw(*prepared(shaping).draw(logits, len(tokens) + len(path), path, tokens, shaping.mask))
+    return Draw(*prepared(shaping).draw(logits, len(tokens) + len(path), path, tokens, shaping.mask_after(path)))
 
 
 def law(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[np.float64]:
     """The distribution of `draw` over seeds; a point mass at T = 0. [V]"""
-    tokens = shaping.tokens
-    p: NDArray[np.float64] = prepared(shaping).law(logits, len(tokens) + len(path), path, tokens, shaping.mask)
+    tokens, mask = shaping.tokens, shaping.mask_after(path)
+    p: NDArray[np.float64] = prepared(shaping).law(logits, len(tokens) + len(path), path, tokens, mask)
     return p
 
 
@@ -61,7 +61,7 @@ def top(
         best = _native.top(logits, k)
     else:
         tokens = shaping.tokens
-        best = prepared(shaping).top(logits, k, len(tokens) + len(path), path, tokens, shaping.mask)
+        best = prepared(shaping).top(logits, k, len(tokens) + len(path), path, tokens, shaping.mask_after(path))
     return best
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.core.params import ParameterError, SamplingParams
+from outrider.core.params import Constraint, ParameterError, SamplingParams
 from outrider.engine.speculation import Speculation
 
 __all__ = ["Body", "Prediction", "SamplingFields", "SpeculationFields", "StreamOptions", "TextPart", "joined"]
 
+ANY_OBJECT = Constraint("json_schema", '{"type": "object"}')
 ENGINE_NAMES = {"verify": "speculation.verify", "max_draft_tokens": "speculation.max_draft_tokens"}
 
 
@@ -42,6 +45,32 @@ class SpeculationFields(Body):
     enabled: bool = True
 
 
+class JsonSchema(Body):
+    """`name` and `description` are labels for people."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None  # the schema is kept either way
+
+
+class ResponseFormat(Body):
+    """OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's: one of these."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+
+
 class StreamOptions(Body):
     include_usage: bool = False
 
@@ -70,10 +99,17 @@ class SamplingFields(Body):
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None
     speculation: SpeculationFields | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None  # kept in the log
 
-    def sampling(self, *, max_tokens: int, logprobs: int | None) -> list[SamplingParams]:
-        """One set per choice. The choices of a seed have the seeds after it. Raises ParameterError."""
+    def sampling(
+        self, *, max_tokens: int, logprobs: int | None, grammar: Constraint | None = None
+    ) -> list[SamplingParams]:
+        """One set per choice. The choices of a seed have the seeds after it. Raises ParameterError.
+
+        `grammar` takes the place of the request's own form.
+        """
         given: dict[str, Any] = {
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
@@ -88,6 +124,7 @@ class SamplingFields(Body):
             "ignore_eos": self.ignore_eos,
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "seed": self.seed,
+            "grammar": self.constraint() if grammar is None else grammar,
         }
         params = SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -99,9 +136,22 @@ class SamplingFields(Body):
             raise ParameterError("stop", f"{len(self.stop)} strings, and 64 are allowed")
         if self.n in (None, 1) or self.seed is None:
             return [params] * (self.n or 1)
-        from dataclasses import replace
-
         return [replace(params, seed=(self.seed + index) % 2**64) for index in range(self.n)]
+
+    def constraint(self) -> Constraint | None:
+        """The form that the text must have. Raises ParameterError."""
+        form, outputs = self.response_format, self.structured_outputs
+        if form is not None and form.type != "text" and outputs is not None:
+            raise ParameterError("structured_outputs", "response_format says another form; leave out one of the two")
+        if outputs is not None:
+            return _constraint(outputs)
+        if form is None:
+            return None
+        if (form.type == "json_schema") != (form.json_schema is not None):
+            raise ParameterError("response_format.json_schema", 'it comes with "type": "json_schema", and only with it')
+        if form.json_schema is not None:
+            return Constraint("json_schema", json.dumps(form.json_schema.schema_))
+        return ANY_OBJECT if form.type == "json_object" else None
 
     def speculative(self, encode: Any) -> Speculation:
         """How it is drafted for; `encode` makes tokens of the prediction. Raises ParameterError."""
@@ -132,11 +182,30 @@ class SamplingFields(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+def _constraint(outputs: StructuredOutputs) -> Constraint:
+    given: dict[str, str] = {}
+    if outputs.json_ is not None:
+        given["json_schema"] = outputs.json_ if isinstance(outputs.json_, str) else json.dumps(outputs.json_)
+    if outputs.json_object:
+        given["json_object"] = ANY_OBJECT.text
+    if outputs.regex is not None:
+        given["regex"] = outputs.regex
+    if outputs.choice is not None:
+        given["choice"] = json.dumps(outputs.choice)
+    if outputs.grammar is not None:
+        given["grammar"] = outputs.grammar
+    if len(given) != 1:
+        raise ParameterError("structured_outputs", "give one of json, json_object, regex, choice and grammar")
+    ((kind, text),) = given.items()
+    return Constraint("json_schema" if kind == "json_object" else kind, text)
+
+
 def joined(content: str | Sequence[TextPart]) -> str:
     """The text of a content, its parts one line after the other."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def names(**own: str) -> Mapping[str, str]:
-    """What the engine's parameters are called in one API."""
-    return ENGINE_NAMES | own
+def names(body: SamplingFields | None = None, **own: str) -> Mapping[str, str]:
+    """What the engine's parameters are called in one API, and in one request where it has a choice."""
+    form = "structured_outputs" if body is not None and body.structured_outputs is not None else "response_format"
+    return ENGINE_NAMES | {"grammar": form} | own

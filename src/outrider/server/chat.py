@@ -71,9 +71,11 @@ def _works(body: ChatRequest, service: Service) -> list[Work]:
     body.check()
     service.check_count(body.n or 1)
     wanted = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    params = body.sampling(
-        max_tokens=service.limit_output(wanted, UNLIMITED),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    params = service.ready(
+        body.sampling(
+            max_tokens=service.limit_output(wanted, UNLIMITED),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
     )
     extra = body.chat_template_kwargs or {}
     tokens = service.check_prompt(service.render_chat(lambda template: rendered(body.messages, template), extra))
@@ -143,6 +145,7 @@ def router(service: Service) -> APIRouter:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         name = names(
+            body,
             prompt="messages",
             logprobs="top_logprobs",
             max_tokens="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",

@@ -62,7 +62,7 @@ def _works(body: CompletionRequest, service: Service) -> tuple[list[Work], list[
     works: list[Work] = []
     starts: list[str] = []
     limit = service.limit_output(body.max_tokens, DEFAULT_MAX_TOKENS)
-    params = body.sampling(max_tokens=limit, logprobs=body.logprobs)
+    params = service.ready(body.sampling(max_tokens=limit, logprobs=body.logprobs))
     speculation = body.speculative(service.tokenizer.encode)
     for prompt in prompts:
         tokens = service.encode(prompt)
@@ -119,11 +119,11 @@ class _Form:
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
-    name = names()
 
     @routes.post("/v1/completions", responses=ERRORS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more texts."""
+        name = names(body)
         service.check_request(body, request)
         works, starts = await service.refusing(name, lambda: _works(body, service))
         form = _Form(body, service, visit_of(request).id, works, starts)

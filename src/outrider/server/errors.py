@@ -114,6 +114,8 @@ def of_draw(error: ValueError) -> ApiError:
     """A text that ended because nothing could be drawn: the request's fault if its parameters leave no token."""
     if isinstance(error, DrawError) and str(error).startswith("no token is left"):
         return ApiError(400, str(error), code="no_token_left")
+    if isinstance(error, DrawError) and str(error).startswith("the grammar"):
+        return ApiError(400, str(error), code="grammar_too_complex")
     if isinstance(error, DrawError) and "repetition_penalty" in str(error):
         return ApiError(400, str(error), parameter="repetition_penalty")
     return ApiError(500, f"the text cannot go on: {error}", code="draw_failed")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from outrider.core.params import ParameterError
+from outrider.core.params import ParameterError, SamplingParams
 from outrider.core.sampling import DrawError
 from outrider.engine.engine import Engine, Prompt
 from outrider.engine.results import Result
@@ -86,6 +86,12 @@ class Service:
         if most is not None and wanted > most:
             raise ParameterError("max_tokens", f"{wanted:,}, and {most:,} are allowed here")
         return wanted
+
+    def ready(self, params: list[SamplingParams]) -> list[SamplingParams]:
+        """The parameters, their grammar compiled. Runs in any thread. Raises ParameterError."""
+        if params[0].grammar is not None:
+            self.engine.grammars.compile(params[0].grammar)
+        return params
 
     def check_model(self, name: str) -> None:
         """404 for a model that is not served here."""
