@@ -423,14 +423,20 @@ class Engine:
             return self._draft.runner.memory()
         from outrider.runtime.load import forecast
 
-        return forecast(name, **self._loading)
+        return forecast(self._draft_files(name), **self._loading)
 
     def _load_draft(self, name: str) -> Loaded:
         if self._draft is not None:
             return self._draft
         from outrider.runtime.load import load
 
-        return load(name, **self._loading)
+        return load(self._draft_files(name), **self._loading)
+
+    def _draft_files(self, name: str) -> str | ModelFiles:
+        """A draft that was trained for this target takes its embedding and tokenizer from it."""
+        from outrider.models.heads import is_draft, read_draft
+
+        return read_draft(name, self.files) if is_draft(Path(name)) else name
 
     # -- one step ----------------------------------------------------------------------------------------------
 
