@@ -1,8 +1,7 @@
-"""Drafts of the target's own making: some of its layers on its own rows, and small drafts with few tokens."""
+"""Draft models as `outrider train draft` writes them: a head over some tokens, and the target's embedding."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import numpy as np
 import pytest
 
 from outrider import Engine
-from outrider.drafters.base import DrafterError
 from outrider.models.heads import is_draft, read_draft, write_draft
 from rigs import Rig, accepted, engine, files, loaded, mix, prompts, said
 
 NATIVE = Rig(runner="native")
-LAYERS = files().config.layers
 
 
 @pytest.fixture(scope="module")
@@ -56,41 +53,3 @@ def test_a_draft_with_few_tokens_says_what_it_can(small: Path, rig: Rig, name: s
     told, held = speculative.forecast("draft_model"), speculative._drafter("draft_model").memory()
     for purpose in ("draft weights", "draft cache"):
         assert told[purpose] == pytest.approx(held[purpose], rel=0.05)
-
-
-@pytest.mark.parametrize("rig", [NATIVE, Rig(), Rig(runner="native", page_size=4, cache_tokens=112)])
-@pytest.mark.parametrize("options", [{"exit": 1}, {"skip": (0,), "width": 3}, {"min_confidence": 0.0, "width": 2}])
-def test_guesses_of_some_layers_harm_no_row_of_the_text(rig: Rig, options: dict[str, Any]) -> None:
-    """They are written behind the committed rows: texts and caches are those of plain decoding, tight caches too."""
-    speculative = engine(rig, drafter="layer_skip", drafter_options=options, batch_size=4, prefill_chunk=16)
-    got = speculative.generate(prompts(4), mix("T 0.7", 4, max_tokens=30))
-    plain = engine(rig, batch_size=4).generate(prompts(4), mix("T 0.7", 4, max_tokens=30))
-    assert [said(r) for r in got] == [said(r) for r in plain]
-    assert accepted(got) > 0
-    speculative.runner.pages.check_integrity()
-    assert speculative.runner.pages.free == speculative.runner.pages.count
-
-
-def test_layers_are_read_from_what_the_search_wrote(tmp_path: Path) -> None:
-    (tmp_path / "layer_skip.json").write_text(json.dumps({"skip": [0], "target_sha256": files().sha256()}))
-    drafter: Any = engine(drafter="layer_skip", drafter_options={"layers": str(tmp_path)})._drafter("layer_skip")
-    assert drafter._plan.layers == tuple(range(1, LAYERS))
-    (tmp_path / "layer_skip.json").write_text(json.dumps({"skip": [0], "target_sha256": "ab" * 32}))
-    with pytest.warns(RuntimeWarning, match="ab" * 32):
-        engine(drafter="layer_skip", drafter_options={"layers": str(tmp_path)})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"exit": 99}, "outside"),
-        ({"exit": 1, "skip": (0,)}, "stands alone"),
-        ({"skip": (99,)}, "the target has layers"),
-        ({"skip": tuple(range(LAYERS))}, "one must stay"),
-        ({"layers": "/nowhere"}, "tells no layers"),
-        ({"width": 0}, "width"),
-    ],
-)
-def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DrafterError, match=message):
-        engine(drafter="layer_skip", drafter_options=options)
