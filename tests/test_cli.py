@@ -228,6 +228,10 @@ class FakeEngine:
         self.runner = SimpleNamespace(pages=SimpleNamespace(count=2, page_size=50))
         self.tokenizer = SimpleNamespace(token_bytes=WORDS.__getitem__, is_special=lambda token: token == 0)
         self.prompts: list[Any] = []
+        self.configured: dict[str, Any] = {}
+
+    def configure(self, name: str, options: Any) -> None:
+        self.configured[name] = options
 
     def encode(self, prompt: Any) -> list[int]:
         return [1] * (500 if prompt == "long" else 3)
@@ -382,11 +386,11 @@ def test_bench_with_an_engine_that_lies_ends_with_1(
     fake: FakeEngine, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The difference is printed with its place and both sides, the report is written, and the exit code is 1."""
-    fake.lies["ngram"] = answer([1, 2, 4, 5], text="The sea\u00e9")
+    fake.lies["auto"] = answer([1, 2, 4, 5], text="The sea\u00e9")
     out = tmp_path / "out.json"
     assert main(["bench", "--prompts", str(prompts), "--json", str(out)]) == 1
     error = capsys.readouterr().err
-    assert "DIFFERENT: ngram, prompt 0 (line 1), position 2, tokens: 4 instead of 3" in error
+    assert "DIFFERENT: auto, prompt 0 (line 1), position 2, tokens: 4 instead of 3" in error
     assert json.loads(out.read_text())["runs"][1]["identical"] == 0
 
 
@@ -394,7 +398,7 @@ def test_rejection_sampling_may_write_another_text(
     fake: FakeEngine, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At T > 0 it keeps the distribution only, which is said and is no failure; at T = 0 the text must be the same."""
-    fake.lies["ngram"] = answer([1, 2, 4, 5], text="The sea\u00e9")
+    fake.lies["auto"] = answer([1, 2, 4, 5], text="The sea\u00e9")
     common = ["bench", "--prompts", str(prompts), "--verify", "rejection"]
     assert main([*common, "--temperature", "0.8"]) == 0
     assert "keeps the distribution" in capsys.readouterr().err
@@ -420,12 +424,32 @@ def test_bench_needs_a_prediction_for_the_drafter_of_that_name(
     assert main([*arguments, "--limit", "1"]) == 0
 
 
-def test_bench_refuses_options_that_are_for_one_drafter(
-    fake: FakeEngine, prompts: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("seed=1", "'seed' could be any of 2 drafters'; write METHOD.seed"),
+        ("suffix.row_cost=1", "'suffix.row_cost' is for 'suffix', which is not among --drafter"),
+        ("junk.speed=1", "junk: unknown option 'speed'"),
+        ("junk.seed=x", "junk: seed: 'x' is not a whole number"),
+    ],
+)
+def test_bench_refuses_options_that_are_nobodys(
+    fake: FakeEngine, prompts: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
 ) -> None:
-    arguments = ["bench", "--prompts", str(prompts), "--drafter", "ngram,junk", "--drafter-option", "seed=1"]
+    """By name, before anything runs."""
+    arguments = ["bench", "--prompts", str(prompts), "--drafter", "ngram,junk", "--drafter-option", option]
     assert main(arguments) == 2
-    assert "--drafter-option" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_bench_gives_each_drafter_its_options(fake: FakeEngine, prompts: Path) -> None:
+    """METHOD.KEY=VALUE goes to that method; a plain key to the only one."""
+    common = ["bench", "--prompts", str(prompts), "--drafter"]
+    options = ["--drafter-option", "junk.seed=3", "--drafter-option", "ngram.min_ngram=2"]
+    assert main([*common, "ngram,junk", *options]) == 0
+    assert fake.configured == {"junk": {"seed": "3"}, "ngram": {"min_ngram": "2"}}
+    assert main([*common, "junk", "--drafter-option", "seed=4"]) == 0
+    assert fake.configured["junk"] == {"seed": "4"}
 
 
 # -- how it ends ----------------------------------------------------------------------------------------------------

@@ -268,3 +268,15 @@ def _law(model: Any, prompt: list[int], params: SamplingParams, depth: int) -> d
         if p > 0:
             out[text] = p
     return out
+
+
+def test_other_drafters_have_options_of_their_own() -> None:
+    """Given before first use; refused if unknown, or too late."""
+    e = engine()
+    e.configure("junk", {"max_draft_tokens": 3, "chain": True})
+    (result,) = e.generate([[1, 2, 3]], mix("greedy", 0), speculation=Speculation(drafter="junk"))
+    assert 0 < max(step.drafted for step in result.steps) <= 3
+    with pytest.raises(DrafterError, match="junk: it is loaded already"):
+        e.configure("junk", {})
+    with pytest.raises(DrafterError, match="suffix: unknown option 'speed'"):
+        e.configure("suffix", {"speed": 9})

@@ -13,7 +13,7 @@ import typer
 
 from outrider.cli.bench_kernels import kernels
 from outrider.cli.errors import CommandError
-from outrider.cli.options import PREDICTION, DraftOptions, EngineOptions, flatten, open_engine
+from outrider.cli.options import PREDICTION, DraftOptions, EngineOptions, flatten, open_engine, parse_assignments
 from outrider.cli.report_file import ReportFile
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("kernels")(kernels)
 
+_DEEPEST = 8  # depths that are printed; the report has all
 _WARM_UP = "The river ran past the mill, and the river ran past the old bridge, and the river ran past"
 
 
@@ -55,11 +56,13 @@ def bench(
 
     Each prompt goes to each drafter in turn and to plain decoding ('none', always run). Tokens and log-probabilities
     must be equal; a difference is printed and makes the exit code 1. Speeds count committed tokens per second of wall
-    time, prompt included, after a warm-up. --drafter takes several names: ngram,draft_model.
+    time, prompt included, after a warm-up. --drafter takes several names: ngram,draft_model; their options are then
+    written as --drafter-option METHOD.KEY=VALUE.
 
     \b
     outrider bench --prompts prompts.jsonl --drafter ngram
     outrider bench --prompts prompts.jsonl --drafter ngram,draft_model --draft-model small.gguf --json out.json
+    outrider bench --prompts prompts.jsonl --drafter auto,suffix --drafter-option auto.head=FOLDER
     outrider bench --prompts prompts.jsonl --temperature 0.8 --limit 20 --json -
     """
     if ctx.invoked_subcommand is not None:
@@ -101,13 +104,33 @@ def _open(engine: EngineOptions, draft: DraftOptions, drafters: Sequence[str], b
     """One engine for all drafters: the weights are loaded once."""
     from dataclasses import replace
 
+    from outrider.drafters import registry
+
     drafting = [name for name in drafters if name != "none"]
-    if draft.drafter_option and len(drafting) != 1:
-        raise CommandError(
-            f"--drafter-option: it is for one drafter, and there are {len(drafting)}; run bench once per drafter"
-        )
-    default = drafting[0] if drafting else "none"
-    return open_engine(engine, replace(draft, drafter=default), batch_size=batch_size)
+    options = _options(draft, drafting)
+    for name, values in options.items():
+        registry.options(name, values)  # refuses wrong ones before anything is loaded
+    opened = open_engine(engine, replace(draft, drafter="none", drafter_option=None), batch_size=batch_size)
+    for name, values in options.items():
+        opened.configure(name, values)
+    return opened
+
+
+def _options(draft: DraftOptions, drafting: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The options of each drafter: METHOD.KEY=VALUE, or KEY=VALUE where there is one method."""
+    out: dict[str, dict[str, str]] = {}
+    for key, value in parse_assignments("--drafter-option", draft.drafter_option or ()).items():
+        name, dot, option = key.partition(".")
+        if not dot:
+            if len(drafting) != 1:
+                raise CommandError(
+                    f"--drafter-option: {key!r} could be any of {len(drafting)} drafters'; write METHOD.{key}=..."
+                )
+            name, option = drafting[0], key
+        if name not in drafting:
+            raise CommandError(f"--drafter-option: {key!r} is for {name!r}, which is not among --drafter")
+        out.setdefault(name, {})[option] = value
+    return out
 
 
 def _measure(
@@ -226,14 +249,31 @@ def _print_table(runs: Sequence[dict[str, Any]], file: Any) -> None:
         file,
         numbers=range(1, 7),
     )
-    categories = list(runs[0]["by_category"])
+    drafted, categories = runs[1:], list(runs[0]["by_category"])
+    columns = [run["drafter"] for run in drafted]
     if len(categories) > 1:
+        for title, key in (("speed-up", "speedup"), ("acceptance length", "mean_acceptance_length")):
+            print_table(
+                [f"{title} by category", *columns],
+                [[name, *(number(run["by_category"][name][key], ".2f") for run in drafted)] for name in categories],
+                file,
+                numbers=range(1, len(runs)),
+            )
+    deepest = min(_DEEPEST, max((len(run["acceptance_by_position"]) for run in drafted), default=0))
+    if deepest:
         print_table(
-            ["speed-up by category", *(run["drafter"] for run in runs[1:])],
-            [[name, *(number(run["by_category"][name]["speedup"], ".2f") for run in runs[1:])] for name in categories],
+            ["drafts right to depth", *columns],
+            [
+                [str(depth + 1), *(number(_at(run["acceptance_by_position"], depth), ".2f") for run in drafted)]
+                for depth in range(deepest)
+            ],
             file,
             numbers=range(1, len(runs)),
         )
+
+
+def _at(values: Sequence[float], place: int) -> float | None:
+    return values[place] if place < len(values) else None
 
 
 @contextmanager

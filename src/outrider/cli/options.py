@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFTER = "ngram"
+DEFAULT_DRAFTER = "auto"
 PREDICTION = "prediction"  # the drafter that is given the text it guesses
 
 

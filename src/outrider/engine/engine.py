@@ -33,7 +33,7 @@ from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, Observation, Request
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Request
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
@@ -388,6 +388,13 @@ class Engine:
             drafter = self._drafters[name] = cls(options, self._context())
             self._guesses[name] = options.max_draft_tokens
         return drafter
+
+    def configure(self, name: str, options: Mapping[str, Any]) -> None:
+        """The options of a drafter besides the engine's own, before a request first names it. Raises DrafterError."""
+        registry.options(name, options)
+        if name in self._drafters:
+            raise DrafterError(f"{name}: it is loaded already, its options cannot change")
+        self._options[name] = dict(options)
 
     def forecast(self, name: str) -> dict[str, int]:
         """Bytes that a drafter will hold, by purpose, told before anything of it is loaded."""
