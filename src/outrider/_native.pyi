@@ -14,6 +14,9 @@ def isa() -> str:
 def cache_bytes(kv_dtype: str, layers: int, kv_heads: int, head_dim: int, slots: int) -> int:
     """Bytes of address space that a decoder's cache takes."""
 
+def workspace_bytes(shape: Mapping[str, Any], fusion: Mapping[str, Any], threads: int) -> int:
+    """Bytes of a decoder's workspace once it has met a long prompt, but for its logits."""
+
 class Decoder:
     def __init__(
         self,

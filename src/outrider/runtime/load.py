@@ -90,7 +90,7 @@ def forecast(
     cache_tokens: int | None = None,
     page_size: int = 64,
 ) -> dict[str, int]:
-    """Bytes that `load` with the same arguments will hold in weights and cache, from shapes alone."""
+    """Bytes that `load` with the same arguments will hold after a long prompt, by purpose, from shapes alone."""
     files = _opened(model)
     if runner == "reference":
         from outrider.runtime.reference import forecast as reference
@@ -99,7 +99,7 @@ def forecast(
     from outrider.runtime.native import forecast as native
 
     tokens = cache_tokens or _cache_tokens(files.config)
-    return native(files, dtype, head_dtype, kv_dtype, cache_tokens=tokens, page_size=page_size)
+    return native(files, dtype, head_dtype, kv_dtype, threads, cache_tokens=tokens, page_size=page_size)
 
 
 def load_eagle(head: Eagle, target: Runner, files: ModelFiles, dtype: str = "auto") -> Grower:
@@ -118,7 +118,7 @@ def load_eagle(head: Eagle, target: Runner, files: ModelFiles, dtype: str = "aut
 
 
 def forecast_eagle(head: Eagle, target: Runner, dtype: str = "auto") -> dict[str, int]:
-    """Bytes of weights and cache that `load_eagle` with the same arguments will hold, from shapes alone."""
+    """Bytes that `load_eagle` with the same arguments will hold after a long prompt, by purpose, from shapes alone."""
     from outrider.runtime.native import NativeRunner
 
     pages = target.pages

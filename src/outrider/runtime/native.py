@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class NativeRunner:
         frequencies, factor = inverse_frequencies(config)
         self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
         self.decoder = _native.Decoder(
-            shape=asdict(config) | {"outputs": files.tensors["head" if "head" in files.tensors else "embed"].shape[0]},
+            shape=_shape(files),
             fusion={},
             tensors=given(files.tensors),
             formats=self.formats,
@@ -189,18 +190,25 @@ def forecast(
     dtype: str = "auto",
     head_dtype: str | None = None,
     kv_dtype: str | None = None,
+    threads: int | None = None,
     *,
     cache_tokens: int,
     page_size: int = 64,
 ) -> dict[str, int]:
-    """Bytes that a `NativeRunner` of these arguments will hold in weights and cache; nothing is packed."""
+    """Bytes that a `NativeRunner` of these arguments will hold after a long prompt; nothing is packed."""
     config = files.config
     formats, kv_dtype = _choose(files, dtype, head_dtype, kv_dtype)
     slots = -(-cache_tokens // page_size) * page_size
     return {
         "weights": sum(_product_bytes(files.tensors, name, format) for name, format in formats.items()),
         "cache": _native.cache_bytes(kv_dtype, config.layers, config.kv_heads, config.head_dim, slots),
+        "workspace": _native.workspace_bytes(_shape(files), {}, threads or physical_cores()),
     }
+
+
+def _shape(files: ModelFiles) -> dict[str, Any]:
+    head = files.tensors["head" if "head" in files.tensors else "embed"]
+    return asdict(files.config) | {"outputs": head.shape[0]}
 
 
 _STACKED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from outrider import _native
 from outrider.core.cache import Pages
 from outrider.core.tree import Tree
-from outrider.models.heads import Eagle
+from outrider.models.heads import Eagle, EagleConfig
 from outrider.models.load import ModelFiles
 from outrider.models.rotary import inverse_frequencies
 from outrider.runtime.growth import Plan, Sprout
@@ -33,11 +34,7 @@ class NativeEagle:
         self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
         self._decoder = _native.Decoder(
             shape=asdict(decoder) | {"outputs": config.draft_vocabulary},
-            fusion={
-                "version": config.version,
-                "states": len(config.wants) * decoder.hidden,
-                "norm_before_residual": config.norm_before_residual,
-            },
+            fusion=_fusion(config),
             tensors=given({**head.tensors, "embed": files.tensors["embed"]}),
             formats={name: format for name, (format, *_) in _products(head, dtype).items()},
             frequencies=frequencies,
@@ -81,7 +78,7 @@ def _products(head: Eagle, dtype: str) -> dict[str, tuple[str, tuple[str, ...], 
 
 
 def forecast(head: Eagle, target: NativeRunner, *, dtype: str, cache_tokens: int, page_size: int) -> dict[str, int]:
-    """Weights and cache of `NativeEagle.memory`, from shapes alone."""
+    """What `NativeEagle.memory` will say after a long prompt, from shapes alone."""
     decoder = head.config.decoder
     slots = -(-cache_tokens // page_size) * page_size
     return {
@@ -90,4 +87,15 @@ def forecast(head: Eagle, target: NativeRunner, *, dtype: str, cache_tokens: int
             for name, (format, kinds, rows, columns) in _products(head, dtype).items()
         ),
         "cache": _native.cache_bytes(target.kv_dtype, decoder.layers, decoder.kv_heads, decoder.head_dim, slots),
+        "workspace": _native.workspace_bytes(
+            asdict(decoder) | {"outputs": head.config.draft_vocabulary}, _fusion(head.config), target.threads
+        ),
+    }
+
+
+def _fusion(config: EagleConfig) -> dict[str, Any]:
+    return {
+        "version": config.version,
+        "states": len(config.wants) * config.decoder.hidden,
+        "norm_before_residual": config.norm_before_residual,
     }

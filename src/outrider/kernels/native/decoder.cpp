@@ -57,12 +57,11 @@ class Decoder::Step {
     }
   }
 
-  static std::size_t floats(const Decoder& decoder, int rows) {
-    const Shape& s = decoder.weights_.shape;
+  static std::size_t floats(const Shape& s, const Fusion& fusion, int threads, int rows) {
     const std::int64_t per_row = padded(s.hidden) + padded(qkv_width(s)) + padded(heads_width(s)) +
                                  padded(s.intermediate) + static_cast<std::int64_t>(s.heads) * padded_head(s) +
-                                 both_width(decoder.weights_);
-    return static_cast<std::size_t>(rows * per_row + decoder.pool_->threads() * per_thread(decoder.weights_));
+                                 both_width(s, fusion);
+    return static_cast<std::size_t>(rows * per_row + threads * per_thread(s, fusion));
   }
 
   void operator()(int thread) {
@@ -73,11 +72,11 @@ class Decoder::Step {
   }
 
  private:
-  static std::int64_t normed_width(const Weights& w) { return padded(std::max(w.shape.hidden, w.fusion.states)); }
-  static std::int64_t both_width(const Weights& w) { return w.fusion.version ? padded(2 * w.shape.hidden) : 0; }
+  static std::int64_t normed_width(const Shape& s, const Fusion& f) { return padded(std::max(s.hidden, f.states)); }
+  static std::int64_t both_width(const Shape& s, const Fusion& f) { return f.version ? padded(2 * s.hidden) : 0; }
 
-  static std::int64_t per_thread(const Weights& w) {
-    return normed_width(w) + static_cast<std::int64_t>(attention_scratch(padded_head(w.shape)) / sizeof(float)) + 64;
+  static std::int64_t per_thread(const Shape& s, const Fusion& fusion) {
+    return normed_width(s, fusion) + static_cast<std::int64_t>(attention_scratch(padded_head(s)) / sizeof(float)) + 64;
   }
 
   void lay_out(int capacity) {
@@ -95,15 +94,15 @@ class Decoder::Step {
     qkv_ = take(capacity * qkv_stride_);
     attended_ = take(capacity * heads_stride_);
     gated_ = take(capacity * gated_stride_);
-    both_stride_ = both_width(weights_);
+    both_stride_ = both_width(shape_, weights_.fusion);
     both_ = take(capacity * both_stride_);
     queries_ = take(static_cast<std::int64_t>(capacity) * shape_.heads * padded_head(shape_));
     threads_ = at;
   }
 
-  float* normed(int thread) const { return threads_ + thread * per_thread(weights_) / 16 * 16; }
+  float* normed(int thread) const { return threads_ + thread * per_thread(shape_, weights_.fusion) / 16 * 16; }
   std::uint8_t* scratch(int thread) const {
-    return reinterpret_cast<std::uint8_t*>(normed(thread) + normed_width(weights_));
+    return reinterpret_cast<std::uint8_t*>(normed(thread) + normed_width(shape_, weights_.fusion));
   }
 
   void embed(int thread) {
@@ -370,7 +369,7 @@ Decoder::Decoder(Weights weights, Rope rope, KvFormat kv_format, std::int64_t sl
 void Decoder::make_room(int rows) {
   if (rows <= capacity_) return;
   const int grown = std::min(std::max(rows, 2 * capacity_), kMaxRows);
-  workspace_ = std::make_unique<Buffer>(Step::floats(*this, grown));
+  workspace_ = std::make_unique<Buffer>(Step::floats(shape(), weights_.fusion, pool_->threads(), grown));
   shared_ = Activations(grown, widest_);
   capacity_ = grown;
 }
@@ -382,6 +381,10 @@ float* Decoder::grown(std::shared_ptr<Buffer>& buffer, std::int64_t floats) {
     buffer = std::make_shared<Buffer>(std::max(wanted, buffer ? 2 * buffer->size : std::size_t{0}));
   }
   return buffer->data;
+}
+
+std::size_t Decoder::workspace_bytes(const Shape& shape, const Fusion& fusion, int threads) {
+  return sizeof(float) * Step::floats(shape, fusion, threads, kMaxRows);
 }
 
 std::size_t Decoder::workspace_bytes() const {

@@ -58,6 +58,8 @@ class Decoder {
 
   std::size_t weight_bytes() const { return weights_.bytes(); }
   std::size_t workspace_bytes() const;
+  // Of a decoder that has met a long prompt, but for its logits and tables.
+  static std::size_t workspace_bytes(const Shape& shape, const Fusion& fusion, int threads);
 
  private:
   class Step;

@@ -154,6 +154,7 @@ class Growth {
       : decoder_(decoder), batch_(batch), plan_(plan), sprouts_(sprouts) {
     const Shape& s = decoder.shape();
     outputs_ = plan.tokens.empty() ? std::min(s.outputs, plan.vocabulary) : s.outputs;
+    wide_.resize(static_cast<std::size_t>(decoder.pool().threads()));
     if (decoder.fusion().version) wants_.push_back(s.layers - 1);
   }
 
@@ -246,19 +247,19 @@ class Growth {
 
   void answer() {
     Pool& pool = decoder_.pool();
-    const auto each = [this](std::size_t i) {
+    const auto each = [this](std::size_t i, int thread) {
       try {
-        sprouts_[questions_[i].tree].rejection ? sample(questions_[i]) : rank(questions_[i]);
+        sprouts_[questions_[i].tree].rejection ? sample(questions_[i], thread) : rank(questions_[i], thread);
       } catch (const DrawError&) {  // the draft's own logits are broken: no guess, and no error that plain decoding lacks
         questions_[i].children.clear();
       }
     };
     if (questions_.size() == 1 || pool.threads() == 1) {
-      for (std::size_t i = 0; i < questions_.size(); ++i) each(i);
+      for (std::size_t i = 0; i < questions_.size(); ++i) each(i, 0);
     } else {
       pool.run([&](int thread) {
         const Share mine = share(static_cast<int>(questions_.size()), thread, pool.threads());
-        for (int i = mine.begin; i < mine.end; ++i) each(static_cast<std::size_t>(i));
+        for (int i = mine.begin; i < mine.end; ++i) each(static_cast<std::size_t>(i), thread);
       });
     }
     for (Question& question : questions_) trees_[question.tree].add(question);
@@ -271,24 +272,24 @@ class Growth {
     return moment;
   }
 
-  // The row over the target's vocabulary.
-  std::span<const float> row(const Question& question) const {
+  // The row over the target's vocabulary. Tokens that the draft does not know stay impossible from row to row.
+  std::span<const float> row(const Question& question, int thread) {
     const std::span<const float> own(question.logits, static_cast<std::size_t>(outputs_));
     if (plan_.tokens.empty()) return own;
-    thread_local std::vector<float> wide;
-    wide.assign(static_cast<std::size_t>(plan_.vocabulary), kImpossible);
+    std::vector<float>& wide = wide_[static_cast<std::size_t>(thread)];
+    if (wide.empty()) wide.assign(static_cast<std::size_t>(plan_.vocabulary), kImpossible);
     for (std::size_t i = 0; i < own.size(); ++i) wide[static_cast<std::size_t>(plan_.tokens[i])] = own[i];
     return wide;
   }
 
-  void rank(Question& question) const {
+  void rank(Question& question, int thread) {
     const NativeShaping& shaping = *sprouts_[question.tree].shaping;
     const double temperature = shaping.settings().temperature;
     const Moment at = moment(question);
     if (temperature == 0) {
       const bool plain = !shaping.adjusts(at);
       const Top best = plain ? top({question.logits, static_cast<std::size_t>(outputs_)}, question.count)
-                             : shaping.top(row(question), question.count, at);
+                             : shaping.top(row(question, thread), question.count, at);
       for (std::size_t i = 0; i < best.tokens.size(); ++i) {
         const std::int32_t token = best.tokens[i];
         const bool own = plain && !plan_.tokens.empty();  // numbered as the draft does
@@ -298,27 +299,19 @@ class Growth {
     }
     // What the target adds to its logits is known: the same noise. With it added to the draft's, the softmax of the
     // sums tells how sure a draw is, just as the softmax of the logits does at T = 0.
-    const Top best = shaping.top(row(question), std::max(question.count, kRunners), at);
-    const Place place{shaping.settings().seed, static_cast<std::uint64_t>(at.position), stream::target};
-    std::vector<double> sums;
-    for (std::size_t i = 0; i < best.tokens.size(); ++i) {
-      const auto token = static_cast<std::uint32_t>(best.tokens[i]);
-      sums.push_back(temperature * (double{best.logprobs[i]} + gumbel(words(place, token / 4).w[token % 4])));
-    }
-    if (sums.empty()) return;
-    const double highest = *std::max_element(sums.begin(), sums.end());
+    const auto best = shaping.race(row(question, thread), std::max(question.count, kRunners), at);
     double total = 0;
-    for (const double sum : sums) total += std::exp(sum - highest);
-    for (std::size_t i = 0; i < sums.size() && i < static_cast<std::size_t>(question.count); ++i) {
-      question.children.push_back({best.tokens[i], sums[i] - highest - std::log(total)});
+    for (const auto& [token, sum] : best) total += std::exp(sum - best.front().second);
+    for (std::size_t i = 0; i < best.size() && i < static_cast<std::size_t>(question.count); ++i) {
+      question.children.push_back({best[i].first, best[i].second - best.front().second - std::log(total)});
     }
   }
 
   // Children drawn one after the other without replacement.
-  void sample(Question& question) const {
+  void sample(Question& question, int thread) {
     const NativeShaping& shaping = *sprouts_[question.tree].shaping;
     const Moment at = moment(question);
-    const std::span<const float> logits = row(question);
+    const std::span<const float> logits = row(question, thread);
     std::vector<double> law(static_cast<std::size_t>(plan_.vocabulary), 0.0);
     shaping.law(logits, at, law.data());
     const std::uint64_t seed = shaping.settings().seed ^ (static_cast<std::uint64_t>(question.node) * kGolden);
@@ -336,6 +329,7 @@ class Growth {
   std::vector<Tree> trees_;
   std::vector<Question> questions_;
   std::vector<float> inputs_;
+  std::vector<std::vector<float>> wide_;    // by thread, [V]
   std::vector<std::vector<float>> states_;  // by tree, of its fed nodes
   Scores scores_;
 };

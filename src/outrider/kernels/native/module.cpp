@@ -51,6 +51,22 @@ std::size_t append_integers(nb::handle sequence, std::vector<std::int32_t>& out)
   return static_cast<std::size_t>(count);
 }
 
+Shape shape_of(const nb::dict& shape) {
+  const auto number = [&shape](const char* name) { return nb::cast<int>(shape[name]); };
+  return {number("vocabulary"), number("hidden"),       number("layers"),
+          number("heads"),      number("kv_heads"),     number("head_dim"),
+          number("intermediate"), nb::cast<float>(shape["norm_eps"]), number("outputs")};
+}
+
+Fusion fusion_of(const nb::dict& fusion) {
+  Fusion reads;
+  if (!fusion.size()) return reads;
+  reads.version = nb::cast<int>(fusion["version"]);
+  reads.states = nb::cast<int>(fusion["states"]);
+  reads.normed_residual = nb::cast<bool>(fusion["norm_before_residual"]);
+  return reads;
+}
+
 // A decoder together with what Python must keep alive for it.
 class Runner {
  public:
@@ -59,16 +75,8 @@ class Runner {
          const Runner* head)
       : page_size_(page_size), page_count_(page_count) {
     if (page_size < 1 || page_count < 1) throw std::invalid_argument("a cache without pages");
-    const auto number = [&shape](const char* name) { return nb::cast<int>(shape[name]); };
-    const Shape dimensions{number("vocabulary"), number("hidden"),   number("layers"),
-                           number("heads"),      number("kv_heads"), number("head_dim"),
-                           number("intermediate"), nb::cast<float>(shape["norm_eps"]), number("outputs")};
-    Fusion reads;
-    if (fusion.size()) {
-      reads.version = nb::cast<int>(fusion["version"]);
-      reads.states = nb::cast<int>(fusion["states"]);
-      reads.normed_residual = nb::cast<bool>(fusion["norm_before_residual"]);
-    }
+    const Shape dimensions = shape_of(shape);
+    Fusion reads = fusion_of(fusion);
     append_integers(tokens, tokens_);
     if (!tokens_.empty() && static_cast<int>(tokens_.size()) != dimensions.outputs) {
       throw std::invalid_argument(std::to_string(tokens_.size()) + " target tokens for a head of " +
@@ -278,6 +286,12 @@ NB_MODULE(_native, module) {
         return outrider::KvCache(outrider::kv_format_of(kv_dtype), layers, kv_heads, head_dim, slots).bytes();
       },
       nb::arg("kv_dtype"), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("slots"));
+  module.def(
+      "workspace_bytes",
+      [](const nb::dict& shape, const nb::dict& fusion, int threads) {
+        return outrider::Decoder::workspace_bytes(outrider::shape_of(shape), outrider::fusion_of(fusion), threads);
+      },
+      nb::arg("shape"), nb::arg("fusion"), nb::arg("threads"));
   nb::class_<Runner>(module, "Decoder")
       .def(nb::init<nb::dict, nb::dict, nb::dict, nb::dict, outrider::Doubles, double, const std::string&, std::int64_t,
                     int, int, nb::handle, const Runner*>(),

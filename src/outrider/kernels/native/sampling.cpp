@@ -567,6 +567,21 @@ Top NativeShaping::top(std::span<const float> row, std::int64_t k, const Moment&
       });
 }
 
+std::vector<std::pair<std::int32_t, double>> NativeShaping::race(std::span<const float> row, std::int64_t k,
+                                                                 const Moment& moment) const {
+  return with_shaped(
+      row, moment, settings_, adjusts(moment), [&](float* out) { adjust(row, moment, out); },
+      [&](const Row&, const Row& shaped) {
+        std::vector<std::pair<std::int32_t, double>> out;
+        if (k <= 0) return out;
+        const Place place{settings_.seed, static_cast<std::uint64_t>(moment.position), stream::target};
+        Race race(shaped, find_cut(shaped, settings_), settings_.temperature, place, k);
+        std::sort(race.winners().begin(), race.winners().end());
+        for (const Runner& runner : race.winners()) out.emplace_back(runner.token, runner.score);
+        return out;
+      });
+}
+
 Top top(std::span<const float> row, std::int64_t k) {
   const Row plain(row, workspace().maxima);
   check(plain, -1);

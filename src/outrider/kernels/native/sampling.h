@@ -77,6 +77,8 @@ class NativeShaping {
   Drawn draw(std::span<const float> row, const Moment& moment) const;
   void law(std::span<const float> row, const Moment& moment, double* out) const;  // out [V]
   Top top(std::span<const float> row, std::int64_t k, const Moment& moment) const;
+  // The same tokens at T > 0, each with its shaped logit + T * noise: what the draw compares.
+  std::vector<std::pair<std::int32_t, double>> race(std::span<const float> row, std::int64_t k, const Moment& moment) const;
 
  private:
   struct Entry {
