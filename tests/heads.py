@@ -10,7 +10,17 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from outrider.models.heads import Eagle, EagleConfig, eagle_shapes, read_head, write_eagle
+from outrider.models.heads import (
+    Eagle,
+    EagleConfig,
+    Medusa,
+    MedusaConfig,
+    eagle_shapes,
+    medusa_shapes,
+    read_head,
+    write_eagle,
+    write_medusa,
+)
 from outrider.models.load import ModelFiles
 from rigs import files
 
@@ -37,6 +47,34 @@ def eagle3(
     head = read_head(folder, target.config)
     assert isinstance(head, Eagle)
     return head
+
+
+@lru_cache(maxsize=1)
+def medusa_folder() -> Path:
+    """Random Medusa heads for the tiny target of the rigs, on disk until the process ends."""
+    folder = TemporaryDirectory(prefix="outrider-heads-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "medusa"
+    medusa(path, files())
+    return path
+
+
+def medusa(
+    folder: Path, target: ModelFiles, *, size: int = 60, kind: str = "F32", seed: int = 0, **changes: object
+) -> Medusa:
+    """Random Medusa heads that guess `size` tokens, written and read."""
+    settings: dict[str, object] = {"heads": 3, "blocks": 1, "shared_head": True, **changes}
+    config = MedusaConfig(
+        hidden=target.config.hidden,
+        vocabulary=target.config.vocabulary,
+        draft_vocabulary=size,
+        **settings,  # type: ignore[arg-type]
+    )
+    tokens = np.sort(np.random.default_rng(seed).choice(target.config.vocabulary, size, replace=False))
+    write_medusa(folder, config, values(medusa_shapes(config), seed), tokens, target="tiny", kind=kind)
+    heads = read_head(folder, target.config)
+    assert isinstance(heads, Medusa)
+    return heads
 
 
 def values(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:

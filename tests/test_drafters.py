@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from heads import head_folder
+from heads import head_folder, medusa_folder
 from outrider import Engine, Result, Speculation
 from outrider.core.shaping import Shaping
 from outrider.drafters import registry
@@ -32,6 +32,8 @@ def options_of(name: str) -> dict[str, Any] | None:
     """What a method cannot do without here: the tiny target has no head of its own in the package."""
     if name in ("auto", "eagle"):
         return {"head": str(head_folder()), **OPTIONS.get(name, {})}
+    if name == "medusa":
+        return {"head": str(medusa_folder())}
     return OPTIONS.get(name)
 
 
