@@ -17,6 +17,7 @@ import numpy as np
 
 from outrider.core.cache import Rows
 from outrider.core.params import ParameterError, SamplingParams
+from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.engine.engine import Engine
 from outrider.runtime.load import load
@@ -38,6 +39,13 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 _BLOCK = 512 << 20  # bytes read for the bandwidth: many times any cache
 _TILE = (512, 512, 1024)  # rows, outputs and inputs of the product that measures arithmetic: it stays in the caches
 _STEPS = 16  # plain steps of the engine per round
+_DRAWS = 64  # draws of each kind per round
+_KINDS = {
+    "greedy": SamplingParams(temperature=0),
+    "greedy, 5 log-probabilities": SamplingParams(temperature=0, logprobs=5),
+    "temperature 1": SamplingParams(temperature=1),
+    "temperature 0.7, top_p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
+}
 
 
 def measure(
@@ -55,8 +63,9 @@ def measure(
     `gb_s` counts the packed weights and the `context` cache rows that a forward reads, over its time; `of_one_row` is
     the time against a forward of one row, `of_bandwidth` the speed against this run's own read bandwidth.
     `multiply_gflop_s` is the rate of one thread on a product that stays in its caches, the rounding of the activations
-    included. `python_share` is the part of a plain step of the engine that is neither forward nor draw, for the first
-    dtype. Raises ParameterError for sizes that make no sense, ModelError for the model.
+    included. `draw_us` is one draw of a token, by parameters. `python_share` is the part of a plain step of the engine
+    that is neither forward nor draw, for the first dtype. Raises ParameterError for sizes that make no sense, ModelError
+    for the model.
     """
     from outrider import _native
     from outrider.runtime.cores import physical_cores
@@ -67,6 +76,7 @@ def measure(
     models = {dtype: load(model, dtype=dtype, threads=threads, cache_tokens=room) for dtype in dtypes}
     subjects = {dtype: _Subject(loaded, context) for dtype, loaded in models.items()}
     steps = _Steps(models[dtypes[0]], context)
+    draws: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     reader = _native.Reader(_BLOCK)
     counts = sorted({1, threads})
     reads: dict[int, list[float]] = {count: [] for count in counts}
@@ -82,6 +92,8 @@ def measure(
         for dtype in dtypes:
             products[dtype].append(_product(dtype))
         steps.run(_STEPS)
+        for kind, params in _KINDS.items():
+            draws[kind].append(subjects[dtypes[0]].draw(params))
         progress(number + 1, rounds)
     bandwidth = {count: _BLOCK / median(seconds) / 1e9 for count, seconds in reads.items()}
     return {
@@ -94,6 +106,7 @@ def measure(
             for dtype in dtypes
         },
         "multiply_gflop_s": {dtype: 2 * np.prod(_TILE) / median(products[dtype]) / 1e9 for dtype in dtypes},
+        "draw_us": {kind: median(seconds) * 1e6 for kind, seconds in draws.items()},
         "python_share": steps.python_share(),
     }
 
@@ -134,6 +147,17 @@ class _Subject:
         began = time.perf_counter()
         self._runner.forward(feeds)
         return time.perf_counter() - began
+
+    def draw(self, params: SamplingParams) -> float:
+        """A draw after one row, the mean of a few."""
+        self._rows.reserve(1)
+        scores = self._runner.forward([Feed(self._rows, [1], Tree.root(1))])
+        shaping = Shaping(params, seed=0, tokens=[1], prompt_length=1)
+        scores.draw(0, 0, shaping)  # the first one prepares
+        began = time.perf_counter()
+        for _ in range(_DRAWS):
+            scores.draw(0, 0, shaping)
+        return (time.perf_counter() - began) / _DRAWS
 
 
 class _Steps:

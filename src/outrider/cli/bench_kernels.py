@@ -84,4 +84,6 @@ def _print(report: dict[str, Any]) -> None:
     print_table(columns, lines, sys.stdout, numbers=range(1, 6))
     rates = ", ".join(f"{dtype} {rate:,.0f}" for dtype, rate in report["multiply_gflop_s"].items())
     print(f"arithmetic of one thread, GFLOP/s: {rates}")
+    draws = "; ".join(f"{kind} {us:.1f}" for kind, us in report["draw_us"].items())
+    print(f"a draw, microseconds: {draws}")
     print(f"Python's share of a plain step: {report['python_share']:.1%}")
