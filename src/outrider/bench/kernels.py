@@ -64,15 +64,15 @@ def measure(
     the time against a forward of one row, `of_bandwidth` the speed against this run's own read bandwidth.
     `multiply_gflop_s` is the rate of one thread on a product that stays in its caches, the rounding of the activations
     included. `draw_us` is one draw of a token, by parameters. `python_share` is the part of a plain step of the engine
-    that is neither forward nor draw, for the first dtype. Raises ParameterError for sizes that make no sense, ModelError
-    for the model.
+    that is neither forward nor draw, for the first dtype. Raises ParameterError for sizes that make no sense,
+    ModelError for the model.
     """
     from outrider import _native
     from outrider.runtime.cores import physical_cores
 
     threads = threads or physical_cores()
     _check(context=context, rounds=rounds, **{f"rows {m}": m for m in rows})
-    room = context + max(rows) + _STEPS * rounds + 64
+    room = 2 * context + max(rows) + _STEPS + 4 * 64  # the subject's rows and the engine's, each in whole pages
     models = {dtype: load(model, dtype=dtype, threads=threads, cache_tokens=room) for dtype in dtypes}
     subjects = {dtype: _Subject(loaded, context) for dtype, loaded in models.items()}
     steps = _Steps(models[dtypes[0]], context)

@@ -85,6 +85,8 @@ class Controller:
                 out[index] = tree.cut(0)
             else:
                 open_.append((index, tree, self._chances(tree, name)))
+        if not open_:
+            return out
         judged = [(index, tree, chances) for index, tree, chances in open_ if chances is not None]
         tokens = float(sum(tree is not None for tree in trees))
         best = self._best([t for _, t, _ in judged], [c for _, _, c in judged], self.costs.curve, rows, tokens)

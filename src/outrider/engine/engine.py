@@ -672,9 +672,9 @@ class Engine:
         groups: dict[int, list[Observation]] = {}
         members: dict[int, list[_Active]] = {}
         for index, (active, feed, verdict) in enumerate(zip(actives, feeds, verdicts, strict=True)):
-            if isinstance(verdict, ValueError):
-                continue
             drafter = active.drafter
+            if isinstance(verdict, ValueError) or drafter.name == "none":  # plain decoding has nothing to learn
+                continue
             members.setdefault(id(drafter), []).append(active)
             groups.setdefault(id(drafter), []).append(
                 Observation(
