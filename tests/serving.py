@@ -15,6 +15,7 @@ import uvicorn
 from openai import OpenAI
 
 from outrider import Engine
+from outrider.models.chat_template import ChatTemplate
 from outrider.server.app import create_app
 from outrider.server.service import Service
 from outrider.server.settings import Settings
@@ -44,10 +45,13 @@ def tiny_engine(
     *,
     vocabulary: int = 97,
     drafter: str = "ngram",
+    template: str | None = None,
     **settings: Any,
 ) -> Engine:
     """An engine over a tiny model; from 257 tokens on its texts have every byte, so also half characters."""
-    model = files() if vocabulary == 97 else tiny_model(vocabulary=vocabulary)
+    model = files() if vocabulary == 97 and template is None else tiny_model(vocabulary=vocabulary)
+    if template is not None:
+        model.tokenizer.template = ChatTemplate(template, {})
     return Engine.from_loaded(loaded(model, rig), drafter=drafter, **settings)
 
 

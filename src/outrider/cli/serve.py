@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
 
 from outrider.cli.options import DEFAULT_MODEL, DraftOptions, EngineOptions, flatten, open_engine
+
+if TYPE_CHECKING:
+    from outrider import Engine
 
 __all__ = ["app"]
 
@@ -38,6 +41,10 @@ class ServerOptions:
     ] = False
     cors_origin: Annotated[
         list[str] | None, Option(metavar="URL", help="Web pages from here may call; may be repeated.")
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        Option(metavar="FILE", exists=True, dir_okay=False, help="A Jinja template in place of the model's own."),
     ] = None
     batch_size: Annotated[int, Option("--batch-size", "--max-num-seqs", metavar="N", help="Texts at once.")] = 8
     queue: Annotated[int, Option(metavar="N", help="Texts that may wait for a place; more get 429.")] = 256
@@ -106,6 +113,8 @@ def serve(
     listener = listen(server.host, server.port)
     configure(server.log_level, as_json=server.log_json)
     opened = open_engine(engine, draft, batch_size=server.batch_size)
+    if server.chat_template is not None:
+        _replace_template(opened, server.chat_template)
     settings = Settings(
         names=server.served_model_name or [opened.files.name],
         drafters=drafters,
@@ -115,6 +124,15 @@ def serve(
         hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
     )
     serve(opened, settings, listener)
+
+
+def _replace_template(engine: Engine, file: Path) -> None:
+    from outrider.cli.prompt import read_text
+    from outrider.models.chat_template import ChatTemplate
+
+    tokenizer = engine.tokenizer
+    known = {} if tokenizer.template is None else tokenizer.template.tokens
+    tokenizer.template = ChatTemplate(read_text("--chat-template", file), known)
 
 
 def _request_drafters(own: str, listed: str | None) -> list[str]:

@@ -8,6 +8,7 @@ taken out before the target sees them, and tokens that it forces are guesses for
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -215,4 +216,6 @@ def _translate(constraint: Constraint) -> str:
 
 
 def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:400]
+    """The message without the grammar that it shows with it, line by line."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return " ".join(line for line in lines if not re.match(r"\d+ \||\^+$", line))[:400].strip()

@@ -120,12 +120,9 @@ class Service:
         except ValueError as error:
             raise of_refusal(error, names) from None
 
-    def render_chat(
-        self, messages: Callable[[str], Sequence[Mapping[str, Any]]], extra: Mapping[str, Any]
-    ) -> list[int]:
-        """The tokens of a conversation's prompt. `messages` makes them for a template; `extra`: its own variables."""
-        template = self.tokenizer.template
-        return self.tokenizer.chat(messages("" if template is None else template.source), **extra)
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> list[int]:
+        """The tokens of a conversation's prompt. `extra` are the template's own variables. Runs in any thread."""
+        return self.tokenizer.chat(messages, **extra)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's tokens, within the limits. Runs in any thread."""

@@ -36,7 +36,8 @@ def _tokens(body: TokenizeRequest, service: Service) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("prompt", "give one of prompt and messages")
     if body.messages is not None:
-        return service.render_chat(lambda template: rendered(body.messages or (), template), {})
+        template = "" if tokenizer.template is None else tokenizer.template.source
+        return service.render_chat(rendered(body.messages, template), {})
     text = body.prompt or ""
     return tokenizer.prompt(text) if body.add_special_tokens else tokenizer.encode(text, special=True)
 

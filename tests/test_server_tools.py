@@ -1,0 +1,267 @@
+"""Tools: calls are sound whatever the model would like to say, and read the same however the text comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider import Tree
+from outrider.engine.grammar import Grammars
+from outrider.server.tools import (
+    FORMATS,
+    Arguments,
+    Call,
+    CallReader,
+    Change,
+    Content,
+    Tool,
+    ToolFormat,
+    format_of,
+    grammar_of,
+)
+from rigs import files
+from serving import MODEL, Running, serving, settled, tiny_engine
+
+HERMES, LLAMA = FORMATS
+TEMPLATES = {
+    "hermes": "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}",
+    "llama3": "{% if tools %}ipython {{ tools | tojson }}{% endif %}",
+}
+MESSAGES = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "[{{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}{% endif %}{% if m.tool_call_id %}"
+    "({{ m.tool_call_id }}){% endif %}{{ '\\n' }}{% endfor %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+}
+ASK: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Weather?"}],
+    "tools": [WEATHER, CLOCK],
+    "max_tokens": 300,
+}
+
+
+@pytest.fixture(scope="module", params=["hermes", "llama3"])
+def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+    with serving(tiny_engine(template=TEMPLATES[request.param] + MESSAGES)) as running:
+        yield running
+        settled(running)
+
+
+def called(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def check_call(name: str, arguments: str) -> None:
+    value = json.loads(arguments)
+    if name == "clock":
+        assert value == {}
+    else:
+        assert name == "get_weather"
+        assert list(value) == ["city", "unit"]
+        assert value["unit"] in ("C", "F")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+def test_a_call_that_is_asked_for_comes(server: Running, choice: Any) -> None:
+    """A random model calls too: by name, with arguments of the schema, drafted and the same without a drafter."""
+    for seed in range(4):
+        body = ASK | {"tool_choice": choice, "seed": seed, "temperature": 1.0, "parallel_tool_calls": False}
+        answer = server.client.chat.completions.create(**body)
+        (picked,) = answer.choices
+        assert picked.finish_reason == "tool_calls"
+        assert picked.message.content is None
+        assert picked.message.tool_calls
+        (call,) = picked.message.tool_calls
+        assert call.type == "function"
+        check_call(call.function.name, call.function.arguments)
+        if choice != "required":
+            assert call.function.name == "clock"
+        assert answer.model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 5  # type: ignore[index]
+        plain = server.client.chat.completions.create(**body, extra_body={"speculation": {"enabled": False}})
+        assert plain.choices[0].message.tool_calls
+        assert plain.choices[0].message.tool_calls[0].function == call.function  # type: ignore[union-attr]
+
+
+def test_calls_stream(server: Running) -> None:
+    """Name and id first, then the arguments in pieces; together they are the whole answer's."""
+    body = ASK | {"tool_choice": "required", "seed": 1, "temperature": 1.0}
+    whole = server.client.chat.completions.create(**body).choices[0].message.tool_calls
+    calls: list[dict[str, str]] = []
+    reasons = []
+    for chunk in server.client.chat.completions.create(**body, stream=True):
+        choice = chunk.choices[0]
+        reasons.append(choice.finish_reason)
+        assert not choice.delta.content
+        for part in choice.delta.tool_calls or ():
+            if part.id:
+                assert part.index == len(calls)
+                calls.append({"name": part.function.name, "arguments": ""})  # type: ignore[dict-item, union-attr]
+            calls[part.index]["arguments"] += part.function.arguments or ""  # type: ignore[union-attr]
+    assert reasons[-1] == "tool_calls"
+    assert calls == [{"name": c.function.name, "arguments": c.function.arguments} for c in whole]  # type: ignore[union-attr]
+
+
+def test_with_auto_the_model_may_talk(server: Running) -> None:
+    """What it says without a call is content, streamed or not."""
+    body = ASK | {"seed": 3, "temperature": 1.0, "max_tokens": 20}
+    message = server.client.chat.completions.create(**body).choices[0].message
+    assert message.content
+    assert message.tool_calls is None
+    texts = [c.choices[0].delta.content or "" for c in server.client.chat.completions.create(**body, stream=True)]
+    assert "".join(texts) == message.content
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_with_auto_a_call_that_begins_is_sound(form: ToolFormat) -> None:
+    """Behind an opening nothing but a call of one of the tools can follow; before it, anything."""
+    tokenizer = files().tokenizer
+    grammars = Grammars(tokenizer, 97)
+    tools = [Tool.model_validate(tool) for tool in (WEATHER, CLOCK)]
+    text = tokenizer.encode("x")
+    grammar = grammars.start(grammar_of(form, tools, required=False, parallel=True), text, 1)
+
+    def forced(written: str) -> str:
+        text[1:] = tokenizer.encode(written)
+        start = grammars.start(grammar_of(form, tools, required=False, parallel=True), text, 1)
+        tree = start.fit(Tree.root(text[-1]), budget=40, depth=40, rejection=False)
+        return tokenizer.decode(tree.tokens[1:])
+
+    before = "well, " if form is HERMES else ""
+    assert grammar.mask(tokenizer.encode(before + "{" if form is HERMES else "no")) is not None
+    assert forced(f"{before}{form.opening}{{") == '"name": "'
+    assert forced(f'{before}{form.opening}{{"name": "g') == f'et_weather", "{form.key}": {{"city": "'
+    call = f'{before}{form.opening}{{"name": "clock", "{form.key}": {{'
+    assert forced(call) == "}}" + form.ending
+    assert grammar.mask(tokenizer.encode(call + '"')) is None
+
+
+def test_a_conversation_with_calls_is_rendered(server: Running) -> None:
+    """Arguments reach the template as an object, a tool's answer with its id; `none` leaves the tools out."""
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [called("get_weather", '{"city": "Oslo"}')]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]  # fmt: skip
+    tokens = httpx2.post(f"{server.url}/tokenize", json={"messages": messages}).json()["tokens"]
+    text = server.engine.tokenizer.decode(tokens)
+    assert text == "user: Weather?\nassistant: [get_weather Oslo]\ntool: rain(call_1)\n"
+    without = server.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)  # type: ignore[arg-type]
+    with_none = server.client.chat.completions.create(
+        **ASK | {"messages": messages, "tool_choice": "none", "max_tokens": 2}
+    )
+    with_tools = server.client.chat.completions.create(**ASK | {"messages": messages, "max_tokens": 2})
+    assert without.usage and with_none.usage and with_tools.usage  # noqa: PT018
+    assert without.usage.prompt_tokens == with_none.usage.prompt_tokens < with_tools.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": None, "parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"tools": []}, "tools"),
+        ({"tools": [CLOCK, CLOCK]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [tool("a", {"type": "array"})]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a", {"type": "object", "properties": {"x": {"type": "y"}}})]}, "tools"),
+        ({"tools": [{"type": "code"}]}, "tools[0].type"),
+        ({"tool_choice": "often"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [called("b", "[")]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)  # fmt: skip
+def test_what_no_tool_can_be_is_refused(server: Running, change: dict[str, Any], parameter: str) -> None:
+    """By name."""
+    body = {key: value for key, value in (ASK | change).items() if value is not None}
+    refused = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter), refused.text
+
+
+def test_a_model_without_tools_says_so() -> None:
+    """Its template knows none: 400 with the way out, and no prompt in which the tools are missing."""
+    with serving() as running:
+        refused = httpx2.post(f"{running.url}/v1/chat/completions", json=ASK)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        assert "--chat-template" in refused.json()["error"]["message"]
+    assert format_of("{{ tools }}<tool_call>") is HERMES
+    assert format_of("{{ tools }} ipython") is LLAMA
+    assert format_of("<tool_call>") is None
+
+
+ARGUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+).map(lambda value: json.dumps({"value": value, "brace": '}{"\\'}))
+
+
+def joined(changes: list[Change]) -> tuple[str, list[tuple[str, str]]]:
+    content, calls = "", list[tuple[str, str]]()
+    for change in changes:
+        if isinstance(change, Content):
+            content += change.text
+        elif isinstance(change, Call):
+            assert change.index == len(calls)
+            calls.append((change.name, ""))
+        else:
+            assert isinstance(change, Arguments)
+            assert change.index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + change.text)
+    return content, calls
+
+
+@given(data=st.data())
+def test_however_a_text_is_cut_it_says_the_same(data: st.DataObject) -> None:
+    """Any text with any calls, in any pieces: content and calls are those that were written."""
+    form = data.draw(st.sampled_from(FORMATS))
+    calls = data.draw(
+        st.lists(st.tuples(st.sampled_from(["a", "get_b"]), ARGUMENTS), max_size=3 if form.separator else 1)
+    )
+    content = data.draw(st.text(alphabet="ab<tool_call>\n {", max_size=12).filter(lambda t: "<tool_call>\n" not in t))
+    if form is LLAMA:
+        content = "" if calls else content.lstrip("{")
+    written = [f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls]
+    text = content + form.opening + (form.separator or "").join(written) + form.ending if calls else content
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    reader = CallReader(form)
+    changes = []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        changes += reader.push(text[start:end])
+    said, found = joined([*changes, *reader.end()])
+    assert found == calls
+    assert said == (content.rstrip() if calls else content)
+    assert reader.calls == len(calls)
