@@ -12,9 +12,12 @@ from heads import eagle3
 from outrider.core.cache import Rows
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
+from outrider.models.heads import Eagle, read_head
 from outrider.runtime.growth import Grower, Plan, Sprout
-from outrider.runtime.load import load_eagle
+from outrider.runtime.load import forecast_eagle, load_eagle
 from rigs import MIXES, Rig, draft_files, files, loaded, prompts
+from test_heads_formats import LAYOUTS
+from tiny import tiny_model
 
 NATIVE = Rig(runner="native")
 PLANS = [Plan(97), Plan(97, width=3), Plan(97, width=4, least=0.02, reach=0.2)]
@@ -137,3 +140,24 @@ def test_some_layers_on_the_texts_own_rows() -> None:
         if rig is NATIVE:
             first = trees[0]
     close(first, trees[0])
+
+
+@pytest.mark.parametrize(
+    "layout", ["SafeAILab EAGLE-1", "SafeAILab EAGLE-3", "speculators EAGLE-3", "speculators EAGLE-1"]
+)
+def test_heads_of_every_published_layout_grow_alike(layout: str, tmp_path: Path) -> None:
+    """EAGLE-1 reads the final state and shares the target's head; EAGLE-3 has its own. Native is as the reference."""
+    target = tiny_model(layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96)
+    head = read_head(LAYOUTS[layout][0](tmp_path / "head"), target.config)
+    assert isinstance(head, Eagle)
+    plan, grown = Plan(97, width=3), []
+    tokens = np.random.default_rng(2).permutation(20).tolist()
+    states = np.random.default_rng(3).standard_normal((19, len(head.config.wants) * 64), np.float32)
+    for rig in (NATIVE, Rig()):
+        grower = load_eagle(head, loaded(target, rig).runner, target)
+        grown.append(grower.grow([sprout(grower, tokens, "greedy", plan, states)], plan))
+        if rig is NATIVE:
+            told = forecast_eagle(head, loaded(target, rig).runner)
+            assert told["weights"] == grower.memory()["weights"]
+    close(*grown)
+    assert grown[0][0].guesses > 4
