@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Option
 
-from outrider.cli.options import DEFAULT_MODEL, DraftOptions, EngineOptions, flatten, open_engine
+from outrider.cli.options import (
+    DEFAULT_MODEL,
+    DraftOptions,
+    EngineOptions,
+    check_draft_model,
+    flatten,
+    open_engine,
+)
+from outrider.cli.speculative_config import merged
 
 if TYPE_CHECKING:
     from outrider import Engine
@@ -61,6 +69,10 @@ class ServerOptions:
     drain_seconds: Annotated[float, Option(metavar="S", help="Left to running texts at SIGTERM.")] = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Option(help="What is logged.")] = "info"
     log_json: Annotated[bool, Option("--log-json", help="One JSON object per line of the log.")] = False
+    speculative_config: Annotated[
+        str | None,
+        Option(metavar="JSON", help="vLLM's way to choose the drafter: method, model, num_speculative_tokens ..."),
+    ] = None
     request_drafters: Annotated[
         str | None,
         Option(
@@ -83,12 +95,16 @@ def serve(
     outrider serve
     outrider serve model.gguf --port 8080 --batch-size 16
     outrider serve --host 0.0.0.0 --api-key-file keys.txt --log-json
+    outrider serve --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'
     """
     from outrider.cli.errors import CommandError
     from outrider.server.logs import configure
     from outrider.server.process import listen, serve
     from outrider.server.settings import Keys, Limits, Settings, check_exposure, is_loopback
 
+    draft = merged(draft, server.speculative_config)
+    if draft.draft_model is None or "draft_model" not in (server.request_drafters or ""):
+        check_draft_model(draft)
     if model_path is not None:
         if engine.model != DEFAULT_MODEL and engine.model != model_path:
             raise CommandError(
@@ -113,6 +129,8 @@ def serve(
     listener = listen(server.host, server.port)
     configure(server.log_level, as_json=server.log_json)
     opened = open_engine(engine, draft, batch_size=server.batch_size)
+    for name in drafters if server.request_drafters else ():
+        opened.prepare(name)
     if server.chat_template is not None:
         _replace_template(opened, server.chat_template)
     settings = Settings(
@@ -143,5 +161,5 @@ def _request_drafters(own: str, listed: str | None) -> list[str]:
         for name in names:
             registry.find(name)
         return names
-    free = [name for name in registry.names() if registry.find(name).needs == "nothing"]
+    free = [name for name in registry.names() if registry.find(name).needs.startswith("nothing")]
     return list(dict.fromkeys([own, *free, "prediction"]))

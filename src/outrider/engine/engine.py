@@ -366,6 +366,10 @@ class Engine:
         """Methods that are loaded."""
         return list(self._drafters)
 
+    def prepare(self, drafter: str) -> None:
+        """Load a method before the first request asks for it. Raises DrafterError."""
+        self._drafter(drafter)
+
     @property
     def preemptions(self) -> int:
         return self._scheduler.preemptions

@@ -34,7 +34,7 @@ def create_app(engine: Engine, settings: Settings) -> tuple[FastAPI, Service]:
         try:
             yield
         finally:
-            await service.thread.stop()
+            await service.stop()
 
     app = FastAPI(
         title="Outrider",

@@ -62,7 +62,7 @@ class Door:
             log.exception("a request failed", extra={"fields": {"request_id": visit.id}})
         finally:
             self._inside -= 1
-            self._note(scope, visit)
+            self._note(scope, headers, visit)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: Send, visit: Visit) -> None:
         try:
@@ -135,10 +135,12 @@ class Door:
                 408, f"the body did not come within {limits.body_seconds:g} seconds", code="timeout"
             ) from None
 
-    def _note(self, scope: Scope, visit: Visit) -> None:
+    def _note(self, scope: Scope, headers: Headers, visit: Visit) -> None:
         seconds = time.perf_counter() - visit.started
         route = getattr(scope.get("route"), "path", "none")
         self._service.metrics.answered(route, visit.method, visit.status, seconds)
+        if self._service.tracing is not None:
+            self._service.tracing.visited(visit, route, headers, seconds)
         fields = {
             "request_id": visit.id,
             "method": visit.method,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from outrider.server.engine_thread import EngineFaultError, EngineThread, Job, N
 from outrider.server.errors import ApiError, of_draw, of_refusal
 from outrider.server.metrics import Metrics
 from outrider.server.settings import Settings
+from outrider.server.tracing import Tracing
 from outrider.server.visit import Visit
 
 __all__ = ["VERSION", "Service", "visit_of"]
@@ -49,6 +51,7 @@ class Service:
         self.fingerprint = ""  # of weights and code, known once the model's file was read
         self.metrics = Metrics(self.name, engine, VERSION)
         self.thread = EngineThread(engine, self.metrics)
+        self.tracing = Tracing.from_environment(os.environ, self.name)
         self.draining = False
         self._jobs: set[Job] = set()
         self._by_key: Counter[str | None] = Counter()
@@ -203,6 +206,12 @@ class Service:
         digest = await asyncio.to_thread(self.engine.files.digest)
         self.fingerprint = "fp_" + sha256(f"{digest} {VERSION}".encode()).hexdigest()[:16]
         self.thread.start()
+
+    async def stop(self) -> None:
+        """End the engine's thread, and send what waits to be sent."""
+        await self.thread.stop()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     async def drain(self) -> None:
         """Take no more requests; wait for those that run, and cut them when their time is up."""

@@ -1,0 +1,65 @@
+"""`--speculative-config`: vLLM's JSON for a drafter, as our own options."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outrider.cli.errors import CommandError
+from outrider.cli.options import DEFAULT_DRAFTER, DraftOptions
+
+__all__ = ["merged"]
+
+OPTION = "--speculative-config"
+# what a method's own keys are called here; `model` is the draft model, or the folder of a head
+_KEYS = {
+    "ngram": {"prompt_lookup_min": "min_ngram", "prompt_lookup_max": "max_ngram"},
+    "draft_model": {},
+    "suffix": {},
+    "eagle": {"model": "head"},
+    "medusa": {"model": "head"},
+}
+_METHODS = {"eagle3": "eagle"}  # vLLM's names for ours
+
+
+def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
+    """The options with what the JSON says. Raises CommandError that names the key."""
+    if text is None:
+        return draft
+    if draft.drafter != DEFAULT_DRAFTER or draft.draft_model or draft.drafter_option or draft.max_draft_tokens:
+        raise CommandError(f"{OPTION}: the drafter is chosen by other options too; leave out one of the two")
+    config = _object(text)
+    method = config.pop("method", "draft_model" if "model" in config else None)
+    if not isinstance(method, str) or _METHODS.get(method, method) not in _KEYS:
+        raise CommandError(f"{OPTION}: method {method!r} is not one of {', '.join([*_KEYS, *_METHODS])}")
+    name = _METHODS.get(method, method)
+    tokens = config.pop("num_speculative_tokens", None)
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int)):
+        raise CommandError(f"{OPTION}: num_speculative_tokens {tokens!r} is not a whole number")
+    model = config.pop("model", None) if name == "draft_model" else None
+    if name == "draft_model" and not isinstance(model, str):
+        raise CommandError(f"{OPTION}: model is missing, the draft model's name or path")
+    options = []
+    for key, value in config.items():
+        if key not in _KEYS[name]:
+            known = ", ".join(["method", "model", "num_speculative_tokens", *_KEYS[name]])
+            raise CommandError(f"{OPTION}: {key!r} is not supported for {method}; there are {known}")
+        options.append(f"{_KEYS[name][key]}={value}")
+    return DraftOptions(
+        drafter=name,
+        draft_model=model,
+        drafter_option=options or None,
+        max_draft_tokens=tokens,
+        verify=draft.verify,
+        adapt=draft.adapt,
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise CommandError(f"{OPTION}: it is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CommandError(f"{OPTION}: {text!r} is not a JSON object")
+    return config
