@@ -201,7 +201,8 @@ def test_a_factbook_gives_every_kind(tmp_path: Path) -> None:
 
     (tmp_path / "world" / "xx.json").write_text(json.dumps(profile))
     found = factbook(tmp_path)
-    assert {"summary", "question", "json", "table", "writing", "translation"} <= {prompt.kind for prompt in found}
+    kinds = {"summary", "question", "json", "table", "writing", "translation", "long summary"}
+    assert kinds <= {prompt.kind for prompt in found}
     with pytest.raises(TrainError, match=r"factbook\.json"):
         factbook(tmp_path / "world")
 

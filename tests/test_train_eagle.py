@@ -14,7 +14,8 @@ from lessons import WANTS, answers, store, target  # noqa: E402
 from outrider.kernels.reference_heads import EagleForm, EagleReference  # noqa: E402
 from outrider.models.heads import Eagle, EagleConfig, read_head, write_eagle  # noqa: E402
 from outrider.models.rotary import rotary_table  # noqa: E402
-from outrider.train.eagle import EagleModule, EaglePupil, EagleSettings  # noqa: E402
+from outrider.train.eagle import EagleModule, EaglePupil  # noqa: E402
+from outrider.train.settings import EagleSettings  # noqa: E402
 from outrider.train.target import Target  # noqa: E402
 from outrider.train.texts import collate  # noqa: E402
 from outrider.train.vocabulary import choose_tokens, draft_index  # noqa: E402

@@ -46,7 +46,7 @@ def session(folder: Path, out: str, files: ModelFiles, **changes: object) -> Ses
             written.append(answer)
         written.close()
     settings: dict[str, object] = {"runner": "reference", **changes}
-    return Session(files, shards, folder / out, Recipe(QUICK), **settings)
+    return Session(files, [shards], folder / out, Recipe(QUICK), **settings)
 
 
 @pytest.mark.parametrize("method", ["train_eagle", "train_medusa", "train_draft"])
@@ -164,4 +164,4 @@ def test_a_recipe_names_what_it_does_not_know() -> None:
     assert recipe.settings("eagle", lesson.EagleSettings).layers == (1, 2)
     for change, name in (("train.speed=1", "speed"), ("train.rows=many", "rows"), ("best.x=1", "best"), ("x", "x")):
         with pytest.raises(TrainError, match=name):
-            Recipe.read(None, [change]).settings("train", lesson.TrainSettings)
+            Recipe.read(None, [change])

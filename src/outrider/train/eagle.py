@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,29 +30,14 @@ from outrider.train.decoder import rms_norm, rotary, rotate
 from outrider.train.features import FeatureStore
 from outrider.train.loop import Acceptance, Report
 from outrider.train.losses import distance, parse_mix
+from outrider.train.settings import EagleSettings
 from outrider.train.target import Target
 from outrider.train.texts import Batch, collate
 from outrider.train.validation import score
 
 SPREAD = 3.0  # standard deviation of the first logits
 
-__all__ = ["EagleModule", "EaglePupil", "EagleSettings"]
-
-
-@dataclass(frozen=True, slots=True)
-class EagleSettings:
-    """What kind of head, and what it is trained for."""
-
-    draft_vocabulary: int = field(default=8192, metadata={"help": "tokens that it can guess; 0 is all"})
-    layers: tuple[int, ...] = field(
-        default=(), metadata={"help": "target layers it reads; none given: early, middle, late"}
-    )
-    steps: int = field(default=3, metadata={"help": "guesses that the training unrolls"})
-    step_decay: float = field(default=0.8, metadata={"help": "weight of each further step's loss"})
-    loss: str = field(default="kl", metadata={"help": "kl, tv, ce or a mix such as 0.5*kl+0.5*tv"})
-    intermediate: int = field(default=0, metadata={"help": "width of its MLP; 0 is the target's"})
-    depth: int = field(default=6, metadata={"help": "guesses per chain in validation"})
-    autocast: bool = field(default=True, metadata={"help": "matrix products in bfloat16"})
+__all__ = ["EagleModule", "EaglePupil"]
 
 
 class EagleModule(nn.Module):
@@ -139,8 +123,11 @@ class EagleModule(nn.Module):
         """[..., D] -> [..., V]"""
         return functional.linear(rms_norm(x, self.norm, self.config.decoder.norm_eps), self.head)
 
-    def unroll(self, batch: Batch, embed: Tensor, steps: int) -> list[Tensor]:
-        """The outputs of each step at every root. `steps` times [B, A, D]"""
+    def unroll(self, batch: Batch, embed: Tensor, steps: int, first: int = 0, stride: int = 1) -> list[Tensor]:
+        """The outputs of each step: of the first one at every root, of the others at every `stride`-th from `first`.
+
+        `steps` times [B, A, D], or [B, A', D]
+        """
         config = self.config.decoder
         group = config.heads // config.kv_heads
         width = batch.tokens.shape[1]
@@ -158,10 +145,13 @@ class EagleModule(nn.Module):
         own: list[tuple[Tensor, Tensor]] = []
         found: list[Tensor] = []
         for step in range(1, steps + 1):
+            if step == 2:
+                batch, seen = batch.some_roots(first, stride), seen[:, first::stride]
             place = batch.roots + step - 1
             turn = (cosines[place][:, None], sines[place][:, None])
             if step > 1:
-                both, residual = self.read(functional.embedding(batch.next_token(step), embed), found[-1])
+                before = found[-1][:, first::stride] if step == 2 else found[-1]
+                both, residual = self.read(functional.embedding(batch.next_token(step), embed), before)
                 own.append((self.heads(both, self.k, turn), self.heads(both, self.v)))
             queries = self.heads(both, self.q, turn)
             queries = queries.reshape(len(queries), config.kv_heads, group, -1, config.head_dim)
@@ -219,14 +209,18 @@ class EaglePupil:
     def loss(self, batch: Sequence[int]) -> tuple[Tensor, int]:
         """Mean over the roots of each step, steps weighted by `step_decay`."""
         made = collate(self._store, [self._learn[i] for i in batch], self._device)
+        stride = self._settings.stride
+        first = sum(batch) % stride  # each root has its turn, and a resumed run the same ones
         total = torch.zeros((), device=self._device)
         with self._autocast():
-            outputs = self.module.unroll(made, self._target.embed, self._settings.steps)
+            outputs = self.module.unroll(made, self._target.embed, self._settings.steps, first, stride)
             laws = self._target.law(made.at_roots(made.states[:, :, -1])[made.left > 0])
-            place = made.flat_roots()
+            place, some = made.flat_roots(), made
             for step, output in enumerate(outputs, start=1):
-                token = self._target.index[made.next_token(step + 1)]
-                rows = (made.left > step) & (token >= 0)
+                if step == 2:
+                    place, some = place[:, first::stride], made.some_roots(first, stride)
+                token = self._target.index[some.next_token(step + 1)]
+                rows = (some.left > step) & (token >= 0)
                 if not bool(rows.any()):
                     continue
                 # the law at t + step is that of the root `step` places further on

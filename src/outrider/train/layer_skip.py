@@ -10,8 +10,8 @@ Letters: B texts, S positions, D hidden size.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +20,10 @@ from torch import Tensor
 
 from outrider.train.chains import ChainCount
 from outrider.train.decoder import Decoder, rms_norm, rotary
+from outrider.train.settings import LayerSkipSettings
 from outrider.train.shards import Answer
 
-__all__ = ["LayerSkipSettings", "Skip", "search", "write_skip"]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSkipSettings:
-    """How long is searched."""
-
-    tokens: int = field(default=1200, metadata={"help": "answer tokens that each set is tried on"})
-    most: float = field(default=0.7, metadata={"help": "largest share of layers left out"})
-    depth: int = field(default=6, metadata={"help": "guesses per chain"})
+__all__ = ["Skip", "search", "write_skip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +54,8 @@ def search(
         found: list[Skip] = []
         rounds = int(settings.most * config.layers)
         for number in range(rounds):
-            tried = [
-                (run.agreement((*left_out, extra)), (*left_out, extra))
-                for extra in range(config.layers)
-                if extra not in left_out
-            ]
-            agreement, left_out = max(tried)
+            agreement, extra = max(run.without_one_more(left_out))
+            left_out = (*left_out, extra)
             cost = (whole - len(left_out) * layer) / whole
             found.append(run.worth(tuple(sorted(left_out)), agreement, cost, settings.depth))
             progress(number + 1, rounds, f"without {list(found[-1].layers)}: {agreement:.3f}")
@@ -112,24 +100,35 @@ class _Runs:
         self._rows = torch.tensor(rows, device=device).unbind(1)
         self._counts = [len(answer.answer) for answer in answers]
         self._next = self._tokens[self._rows[0], self._rows[1] + 1]
+        self._turn = rotary(model.config, width, device)
 
-    def _guesses(self, skip: Sequence[int]) -> Tensor:
-        """The argmax at every position from which the target wrote. [n]"""
-        model = self._model
-        cosines, sines = rotary(model.config, self._tokens.shape[1], self._tokens.device)
-        x = torch.nn.functional.embedding(self._tokens, model.embed).float()
-        for index, layer in enumerate(model.layers):
+    def _embedded(self) -> Tensor:
+        return torch.nn.functional.embedding(self._tokens, self._model.embed).float()
+
+    def _rest(self, x: Tensor, first: int, skip: Sequence[int]) -> Tensor:
+        """The residual stream behind the layers from `first`, those of `skip` left out. [B, S, D] -> [B, S, D]"""
+        for index, layer in enumerate(self._model.layers[first:], start=first):
             if index not in skip:
-                x = layer(x, cosines, sines)
-        final = rms_norm(x[self._rows[0], self._rows[1]], model.norm, model.config.norm_eps)
-        return model.logits(final).argmax(-1)
+                x = layer(x, *self._turn)
+        return x
 
-    def agreement(self, skip: Sequence[int]) -> float:
-        return float((self._guesses(skip) == self._next).float().mean())
+    def _right(self, x: Tensor) -> Tensor:
+        """Whether the argmax is the target's own token, at every position from which it wrote. [B, S, D] -> [n]"""
+        model = self._model
+        final = rms_norm(x[self._rows[0], self._rows[1]], model.norm, model.config.norm_eps)
+        return model.logits(final).argmax(-1) == self._next
+
+    def without_one_more(self, skip: Sequence[int]) -> Iterator[tuple[float, int]]:
+        """Each layer that is still there, with the agreement if it were left out too; what lies below is run once."""
+        x = self._embedded()
+        for extra, layer in enumerate(self._model.layers):
+            if extra not in skip:
+                yield float(self._right(self._rest(x, extra + 1, skip)).float().mean()), extra
+                x = layer(x, *self._turn)
 
     def worth(self, skip: tuple[int, ...], agreement: float, cost: float, depth: int) -> Skip:
         """The chain length that pays most if a guess costs `cost` of a step."""
-        right = (self._guesses(skip) == self._next).cpu().numpy()
+        right = self._right(self._rest(self._embedded(), 0, skip)).cpu().numpy()
         best = Skip(skip, agreement, 1.0, 0, 1.0)
         for guesses in range(1, depth + 1):
             count = ChainCount(guesses)

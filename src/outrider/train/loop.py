@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,32 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from outrider.train.errors import TrainError
+from outrider.train.settings import TrainSettings
 
-__all__ = ["Acceptance", "Pupil", "Report", "TrainSettings", "batches", "fit", "save_tensors"]
+__all__ = ["Acceptance", "Pupil", "Report", "batches", "fit", "save_tensors"]
 
 RUN = "run"  # the folder in which the state of a training lies, beside the drafter that it makes
-LONGEST = 60.0  # seconds that a step may take; the rest of a longer one was a pause of the process
+PAUSE = 5.0  # times the usual time of a step; the rest of a longer one was a pause of the process
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "log.jsonl"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """How a drafter is trained, whatever it is."""
-
-    epochs: float = field(default=4.0, metadata={"help": "passes over the texts at most"})
-    rate: float = field(default=1e-3, metadata={"help": "highest learning rate"})
-    warmup: int = field(default=50, metadata={"help": "steps until it is reached"})
-    final: float = field(default=0.05, metadata={"help": "share of it that is left at the end"})
-    decay: float = field(default=0.01, metadata={"help": "weight decay, of matrices"})
-    clip: float = field(default=1.0, metadata={"help": "largest norm of a gradient"})
-    rows: int = field(default=6144, metadata={"help": "padded tokens per batch at most"})
-    check: int = field(default=200, metadata={"help": "steps between two validations"})
-    save: float = field(default=120.0, metadata={"help": "seconds between two checkpoints"})
-    patience: int = field(default=6, metadata={"help": "validations without a better one before it ends"})
-    minutes: float = field(default=0.0, metadata={"help": "end after so many minutes of training; 0 is never"})
-    seed: int = field(default=0, metadata={"help": "of the order and the first weights"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +127,14 @@ def fit(
     total = max(1, round(sum(per_epoch) * settings.epochs / len(per_epoch)))
     schedule = _batches_from(lengths, settings, state.step)
     clock = saved = time.monotonic()
+    usual = 0.0  # seconds of a step
     seen = state.tokens
     while state.step < total and state.stale < settings.patience and (share := _share(settings, state, total)) < 1.0:
         loss = run.learn(next(schedule), share)
         now = time.monotonic()
-        state.seconds += min(now - clock, LONGEST)
-        clock = now
+        taken = min(now - clock, PAUSE * usual) if usual else now - clock
+        usual = 0.9 * usual + 0.1 * taken if usual else taken
+        state.seconds += taken
         note = f"loss {loss:.3f}, {(state.tokens - seen) / max(1e-9, now - saved):,.0f} tokens/s"
         checked = state.step % settings.check == 0
         if checked:
@@ -157,6 +142,7 @@ def fit(
         if checked or now - saved >= settings.save:
             run.save()
             saved, seen = time.monotonic(), state.tokens
+        clock = time.monotonic()  # checks and checkpoints do not count as training
         progress(state.step, total, note if state.best is None else f"{note}, {state.best.line()}")
     if state.step % settings.check:
         run.validate(None)

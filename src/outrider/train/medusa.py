@@ -9,7 +9,6 @@ Letters: B texts, A roots, D hidden size, V tokens of the draft vocabulary, K he
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,24 +22,12 @@ from outrider.train.chains import ChainCount
 from outrider.train.features import FeatureStore
 from outrider.train.loop import Acceptance, Report
 from outrider.train.losses import distance, parse_mix
+from outrider.train.settings import MedusaSettings
 from outrider.train.target import Target
 from outrider.train.texts import collate
 from outrider.train.validation import score
 
-__all__ = ["MedusaModule", "MedusaPupil", "MedusaSettings"]
-
-
-@dataclass(frozen=True, slots=True)
-class MedusaSettings:
-    """How many heads, and what they are trained for."""
-
-    heads: int = field(default=4, metadata={"help": "guesses ahead"})
-    blocks: int = field(default=1, metadata={"help": "residual blocks per head"})
-    draft_vocabulary: int = field(default=6144, metadata={"help": "tokens that they can guess; 0 is all"})
-    shared_head: bool = field(default=True, metadata={"help": "one projection for all heads"})
-    step_decay: float = field(default=0.8, metadata={"help": "weight of each further head's loss"})
-    loss: str = field(default="kl", metadata={"help": "kl, tv, ce or a mix such as 0.5*kl+0.5*tv"})
-    autocast: bool = field(default=True, metadata={"help": "matrix products in bfloat16"})
+__all__ = ["MedusaModule", "MedusaPupil"]
 
 
 class MedusaModule(nn.Module):

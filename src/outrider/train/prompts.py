@@ -347,6 +347,12 @@ def _about(country: _Country, countries: Sequence[_Country], rng: random.Random)
         "question with passages",
         f"{passages}\n\nUsing the text above, answer: what is known about the {title.lower()} of {name}?",
     )
+    about = rng.sample(country.passages, min(len(country.passages), rng.randint(2, 4)))
+    yield "long summary", "Summarize: " + " ".join(text for _, text in about)[: rng.randint(1200, 3200)]
+    fact = rng.choice(country.facts)[0].lower()
+    elsewhere = [rng.choice(rng.choice(countries).passages)[1] for _ in range(rng.randint(1, 3))]
+    many = "\n".join((*elsewhere, about[0][1]))[-rng.randint(1200, 3200) :]
+    yield "short question with passages", f"{many}\nwhat is the {fact} of {name}?"
     first, second = rng.sample(country.facts, 2)
     yield (
         "question",

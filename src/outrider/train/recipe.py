@@ -1,42 +1,50 @@
 """Recipes: all settings of a training in one small TOML file, so that a drafter can be made again with one command.
 
-    [answers]   train.answers.AnswerSettings, and `tokens`: how many answer tokens are wanted
-    [train]     train.loop.TrainSettings
-    [eagle]     train.eagle.EagleSettings          (or [medusa], [draft], [layer_skip])
-    [data]      `held`: share of prompts held out, `store_gb`: bound of states on disk
+    [answers]   train.answers.AnswerSettings
+    [data]      train.settings.DataSettings
+    [train]     train.settings.TrainSettings
+    [eagle]     train.settings.EagleSettings          (or [medusa], [draft], [layer_skip])
 
-What is left out has its default; an unknown name is refused.
+What is left out has its default; an unknown name is refused when the recipe is read.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from outrider.train.answers import AnswerSettings
 from outrider.train.errors import TrainError
+from outrider.train.settings import (
+    DataSettings,
+    DraftSettings,
+    EagleSettings,
+    LayerSkipSettings,
+    MedusaSettings,
+    TrainSettings,
+)
 
-__all__ = ["DataSettings", "Recipe"]
+__all__ = ["Recipe"]
 
 S = TypeVar("S")
 
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """How texts are shared out and kept."""
-
-    tokens: int = field(default=0, metadata={"help": "answer tokens wanted; 0 is an answer to every prompt"})
-    held: float = field(default=0.03, metadata={"help": "share of prompts that are held out for validation"})
-    store_gb: float = field(default=16.0, metadata={"help": "gigabytes of states kept on disk"})
-    kind: str = field(default="Q8_0", metadata={"help": "format of the written weights: F32, BF16 or Q8_0"})
+SECTIONS: Final[Mapping[str, type[Any]]] = {
+    "answers": AnswerSettings,
+    "data": DataSettings,
+    "draft": DraftSettings,
+    "eagle": EagleSettings,
+    "layer_skip": LayerSkipSettings,
+    "medusa": MedusaSettings,
+    "train": TrainSettings,
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The sections of a recipe, checked against the settings that read them when they are asked for."""
+    """The sections of a recipe. One that was read has only settings that there are, of the right types."""
 
     sections: Mapping[str, Mapping[str, Any]]
 
@@ -57,11 +65,13 @@ class Recipe:
             if not equals or not dot:
                 raise TrainError(f"{change!r} is not of the form section.name=value, as in train.rate=5e-4")
             sections.setdefault(section, {})[key] = _value(text.strip())
-        known = {"answers", "data", "train", "eagle", "medusa", "draft", "layer_skip"}
         for section, values in sections.items():
-            if section not in known or not isinstance(values, dict):
-                raise TrainError(f"recipe: unknown section {section!r}; known are {', '.join(sorted(known))}")
-        return cls(sections)
+            if section not in SECTIONS or not isinstance(values, dict):
+                raise TrainError(f"recipe: unknown section {section!r}; known are {', '.join(SECTIONS)}")
+        made = cls(sections)
+        for section in sections:
+            made.settings(section, SECTIONS[section])
+        return made
 
     def answers(self) -> AnswerSettings:
         return self.settings("answers", AnswerSettings)

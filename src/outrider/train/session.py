@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from outrider.models.heads import EagleConfig, MedusaConfig, write_draft, write_eagle, write_medusa
 from outrider.train.card import write_card
 from outrider.train.decoder import Decoder
-from outrider.train.draft import DraftPupil, DraftSettings, cut_layers, make_draft
-from outrider.train.eagle import EagleModule, EaglePupil, EagleSettings
+from outrider.train.draft import DraftPupil, cut_layers, make_draft
+from outrider.train.eagle import EagleModule, EaglePupil
 from outrider.train.errors import TrainError
 from outrider.train.features import FeatureStore, Reader, runner_reader, torch_reader
-from outrider.train.layer_skip import LayerSkipSettings, search, write_skip
-from outrider.train.loop import RUN, Pupil, Report, TrainSettings, fit
-from outrider.train.medusa import MedusaModule, MedusaPupil, MedusaSettings
+from outrider.train.layer_skip import search, write_skip
+from outrider.train.loop import RUN, Pupil, Report, fit
+from outrider.train.medusa import MedusaModule, MedusaPupil
 from outrider.train.recipe import Recipe
+from outrider.train.settings import DraftSettings, EagleSettings, LayerSkipSettings, MedusaSettings, TrainSettings
 from outrider.train.shards import Answer, read_answers
 from outrider.train.target import Target
 from outrider.train.texts import split
@@ -43,7 +44,7 @@ class Session:
     """What a training needs besides its settings."""
 
     files: ModelFiles
-    answers: Path  # folder of shards
+    answers: Sequence[Path]  # folders of shards; the states are kept in the first
     out: Path
     recipe: Recipe
     device: str = "cpu"
@@ -58,8 +59,8 @@ class Session:
 
     def read(self) -> tuple[list[Answer], list[int], list[int]]:
         """All answers, and the indexes of those to learn from and those held out."""
-        answers = read_answers(self.answers)
-        learn, held = split(answers, self.recipe.data().held)
+        answers = [answer for folder in self.answers for answer in read_answers(folder)]
+        learn, held = split(answers, self.recipe.data().held, self.recipe.data().validate)
         self.tokens = tokens = sum(len(answers[i].answer) for i in learn)
         self.say(f"{len(answers):,} answers; {tokens:,} tokens to learn from, {len(held)} answers held out")
         return answers, learn, held
@@ -67,7 +68,7 @@ class Session:
     def store(self, answers: Sequence[Answer], wants: Sequence[int]) -> FeatureStore:
         """The states of the answers, computed when they are first wanted."""
         return FeatureStore(
-            self.answers,
+            self.answers[0],
             answers,
             wants,
             self.files.config.hidden,
@@ -109,11 +110,11 @@ class Session:
 
     def notes(self, report: Report, **settings: Any) -> dict[str, Any]:
         """What is recorded beside the weights: target, data, settings, steps, time and what came of it."""
-        manifest = self.answers / "answers.json"
+        manifests = [folder / "answers.json" for folder in self.answers]
         return {
             "target": self.files.name,
             "tokens_on_disk": self.tokens,
-            "answers": json.loads(manifest.read_text()) if manifest.exists() else {},
+            "answers": [json.loads(path.read_text()) for path in manifests if path.exists()],
             "settings": {name: asdict(values) for name, values in settings.items()},
             "steps": report.steps,
             "tokens": report.tokens,

@@ -11,7 +11,7 @@ Letters: B texts, S padded positions, A padded roots, W layers, D hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,6 +42,10 @@ class Batch:
         index = (self.roots + ahead).clamp(max=values.shape[1] - 1)
         return torch.gather(values, 1, index[..., None].expand(-1, -1, values.shape[2]))
 
+    def some_roots(self, first: int, stride: int) -> Batch:
+        """The same texts with every `stride`-th root alone, from the one at `first`."""
+        return replace(self, roots=self.roots[:, first::stride], left=self.left[:, first::stride])
+
     def flat_roots(self) -> Tensor:
         """The number of each root among all of the batch, padding left out. [B, A]"""
         real = self.left > 0
@@ -52,11 +56,12 @@ class Batch:
         return int((self.left > 0).sum())
 
 
-def split(answers: Sequence[Answer], share: float, most: int = 256) -> tuple[list[int], list[int]]:
+def split(answers: Sequence[Answer], share: float, most: int = 96) -> tuple[list[int], list[int]]:
     """Indexes of the answers to learn from, and of those held out for validation.
 
     All answers to one prompt fall on one side, by a hash of the prompt. Held-out ones count at temperature 0 only:
-    there the text is what the target says and not what it drew. Raises TrainError if either side is empty.
+    there the text is what the target says and not what it drew. `most` of them are taken, from all over the list.
+    Raises TrainError if either side is empty.
     """
     import zlib
 
@@ -73,7 +78,7 @@ def split(answers: Sequence[Answer], share: float, most: int = 256) -> tuple[lis
         raise TrainError(
             f"{len(answers)} answers give {len(learn)} to learn from and {len(held)} to validate with: write more"
         )
-    return learn, held[:most]
+    return learn, held[:: -(-len(held) // most)]
 
 
 def collate(store: FeatureStore, indexes: Sequence[int], device: str = "cpu") -> Batch:

@@ -1,0 +1,122 @@
+"""Prompts from texts and from the target itself."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.models.load import open_model
+from outrider.models.tokenizer import Tokenizer
+from outrider.train.answers import Job
+from outrider.train.errors import TrainError
+from outrider.train.passages import passages
+from outrider.train.selfwritten import self_written, self_written_stubs, turn_opening
+from outrider.train.shards import Answer
+from tiny import tiny_model, write_hf
+
+SENTENCE = "The old lighthouse on the northern coast was built by Captain Morgan in a single summer. "
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    write_hf(tmp_path / "model", tiny_model(seed=5, vocabulary=300))
+    return open_model(tmp_path / "model").tokenizer
+
+
+def text_file(tmp_path: Path) -> Path:
+    """Paragraphs of prose, and a heading, a table and code, which are none."""
+    blocks = ["Chapter One", "| a | b |\n| 1 | 2 |", "x = {1: 2}; y = x[1] + 3.", *[SENTENCE * 3] * 20]
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(gzip.compress("\n\n".join(blocks).encode()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ask", "start"),
+    [
+        ("summarize", "Summarize: The old"),
+        ("question", "The old"),
+        ("translate:German", "Translate German to English: The"),
+    ],
+)
+def test_texts_give_prompts_of_whole_sentences(ask: str, start: str, tmp_path: Path) -> None:
+    """Each way of asking shows prose alone, the same for the same seed."""
+    found = passages([text_file(tmp_path)], ask, seed=1)
+    assert found == passages([text_file(tmp_path)], ask, seed=1)
+    assert len(found) > 2
+    for prompt in found:
+        text = prompt.content[0]["content"]
+        assert text.startswith(start)
+        assert "Chapter" not in text
+        assert "|" not in text
+    if ask == "question":
+        assert all("Morgan" in prompt.content[0]["content"].splitlines()[-1] for prompt in found)
+
+
+def test_texts_without_prose_and_unknown_words_are_refused(tmp_path: Path) -> None:
+    """The file, or the word, is named."""
+    (tmp_path / "t.txt").write_text("a b c\n\nd e f")
+    with pytest.raises(TrainError, match=r"t\.txt"):
+        passages([tmp_path / "t.txt"], "summarize")
+    with pytest.raises(TrainError, match="explain"):
+        passages([tmp_path / "t.txt"], "explain")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(TrainError, match=r"b\.txt.*UTF-8"):
+        passages([tmp_path / "b.txt"], "summarize")
+
+
+def writer(tokenizer: Tokenizer, says: list[tuple[str, bool]], seen: list[Job]):
+    """A target that says these texts in turn, each with whether it found an end."""
+
+    def write(jobs: Iterator[Job], max_tokens: int) -> Iterator[Answer]:
+        made = []
+        for job in jobs:
+            seen.append(job)
+            text, ended = says[job.number % len(says)]
+            ids = np.array(tokenizer.encode(text), np.int32)
+            made.append(Answer(job.number, job.temperature, np.array(job.prompt, np.int32), ids, ended))
+        yield from reversed(made)  # done in any order
+
+    return write
+
+
+def test_the_target_writes_user_turns(tokenizer: Tokenizer) -> None:
+    """It goes on from the template's opening; repeated, unfinished and empty turns are left out, whatever the order."""
+    seen: list[Job] = []
+    says = [("How do boats float?", True), ("cut in the mid", False), ("", True), ("how do BOATS float?", True)]
+    found = self_written(writer(tokenizer, says, seen), tokenizer, 8, seed=2, openings={"": 1.0})
+    assert [prompt.content for prompt in found] == [[{"role": "user", "content": "How do boats float?"}]]
+    opening = turn_opening(tokenizer)
+    assert tokenizer.decode(opening) == "user: "
+    assert all(job.prompt == opening for job in seen)
+    assert len({job.seed for job in seen}) == 8
+
+    begun = self_written(writer(tokenizer, says[:1], seen), tokenizer, 1, openings={"Summarize: ": 1.0})
+    assert begun[0].content[0]["content"] == "Summarize:How do boats float?"
+    assert begun[0].kind == "self summarize:"
+
+
+def test_the_target_writes_functions_up_to_their_docstring(tokenizer: Tokenizer) -> None:
+    """What comes after the docstring is cut; a function without one is left out; every other one is raw text."""
+    stub = ' add(a, b):\n    """Return the sum of two whole numbers."""\n'
+    says = [(stub + "    return a + b\n", False), (" sub(a, b):\n    return a - b\n", True)]
+    seen: list[Job] = []
+    found = self_written_stubs(writer(tokenizer, says, seen), tokenizer, 12, seed=1)
+    assert found
+    for prompt in found:
+        text = prompt.content if isinstance(prompt.content, str) else prompt.content[0]["content"]
+        assert text.endswith('whole numbers."""\n')
+        assert "def add(a, b)" in text
+        assert "return a" not in text
+    assert len({tuple(job.prompt) for job in seen}) > 6
+
+
+def test_a_model_without_a_template_cannot_write_turns(tokenizer: Tokenizer) -> None:
+    """The way out is named."""
+    tokenizer.template = None
+    with pytest.raises(TrainError, match="--from jsonl"):
+        turn_opening(tokenizer)
