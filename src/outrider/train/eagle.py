@@ -35,7 +35,7 @@ from outrider.train.target import Target
 from outrider.train.texts import Batch, collate
 from outrider.train.validation import score
 
-SPREAD = 3.0  # standard deviation of the first logits
+SPREAD = 1.0  # standard deviation of the first logits
 
 __all__ = ["EagleModule", "EaglePupil"]
 
@@ -69,7 +69,7 @@ class EagleModule(nn.Module):
         """First weights: random, but for the head, which is the target's own, and its norm up to a factor.
 
         States that mean nothing yet would make logits of the target's full spread, and losses above 50: the factor
-        gives them a spread of `SPREAD`.
+        gives them a spread of `SPREAD`, at which they are hardly worse than an even law.
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -82,6 +82,19 @@ class EagleModule(nn.Module):
             self.head.copy_(target.head)
             spread = (target.head.float() * target.norm).square().sum(-1).sqrt().mean()
             self.norm.copy_(target.norm * (SPREAD / spread))
+
+    def even_out(self, states: Tensor) -> None:
+        """Let every number of the states weigh the same at first. [n, W, D]
+
+        A target's late states are twenty times as large as its early ones, and a few of their numbers a hundred times
+        as large as the others: one norm over all of them leaves little of the early ones.
+        """
+        if self.input_norm is None:
+            return
+        with torch.no_grad():
+            flat = states.flatten(-2).float()
+            normed = rms_norm(flat, torch.ones_like(self.input_norm), self.config.decoder.norm_eps)
+            self.input_norm.copy_(1 / normed.std(0).clamp(min=1e-3))
 
     def values(self) -> dict[str, NDArray[np.float32]]:
         """The weights under the canonical names of `models.heads`."""

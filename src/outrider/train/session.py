@@ -179,6 +179,9 @@ def train_eagle(session: Session) -> Report:
     )
     module = EagleModule(head)
     module.start(target, schedule.seed)
+    store = session.store(answers, (*wants, -1))
+    some = [torch.from_numpy(bits).view(torch.bfloat16) for bits in store.get(learn[:32])]
+    module.even_out(torch.cat([state[:, :-1] for state in some]))
     module.to(session.device)
 
     def export(folder: Path, report: Report) -> None:
@@ -194,7 +197,6 @@ def train_eagle(session: Session) -> Report:
         )
         session.card(folder, "EAGLE-3 head", report)
 
-    store = session.store(answers, (*wants, -1))
     pupil = EaglePupil(module, target, store, learn, held, settings, export, session.device)
     return session.fit(pupil, answers, learn, schedule)
 
