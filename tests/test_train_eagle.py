@@ -21,6 +21,12 @@ from outrider.train.texts import collate  # noqa: E402
 from outrider.train.vocabulary import choose_tokens, draft_index  # noqa: E402
 
 
+def first_states(files, texts) -> torch.Tensor:
+    """The states of two texts that a head's first weights are told by. [n, W, D]"""
+    kept = store(files, texts[:2]).get([0, 1])
+    return torch.cat([torch.from_numpy(bits).view(torch.bfloat16)[:, :-1] for bits in kept])
+
+
 def frozen(files, tokens) -> Target:
     embed = torch.from_numpy(files.tensors["embed"].float32())
     head = torch.from_numpy(files.tensors["head"].float32())
@@ -41,7 +47,7 @@ def test_unrolled_steps_are_a_chain_of_drafted_rows(before_residual: bool, befor
     tokens = choose_tokens(texts, 97, 40, (0,))
     config = head(files, norm_before_residual=before_residual, norm_before_fc=before_fc)
     module = EagleModule(config)
-    module.start(frozen(files, tokens), seed=1)
+    module.start(frozen(files, tokens), first_states(files, texts), seed=1)
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
@@ -86,7 +92,7 @@ def test_a_root_does_not_see_what_comes_after_it() -> None:
     files, texts = target(), answers(2)
     tokens = choose_tokens(texts, 97, 40, (0,))
     module = EagleModule(head(files))
-    module.start(frozen(files, tokens), seed=0)
+    module.start(frozen(files, tokens), first_states(files, texts), seed=0)
     embed = torch.from_numpy(files.tensors["embed"].float32())
     batch = collate(store(files, texts), [0, 1])
     before = module.unroll(batch, embed, 2)
@@ -106,7 +112,7 @@ def test_learning_raises_acceptance() -> None:
     tokens = choose_tokens(texts, 97, 90, (0,))
     known = frozen(files, tokens)
     module = EagleModule(head(files, 90, norm_before_residual=True, norm_before_fc=True))
-    module.start(known, seed=0)
+    module.start(known, first_states(files, texts), seed=0)
     settings = EagleSettings(draft_vocabulary=90, depth=4, loss="kl", autocast=False)
     kept = store(files, texts)
     learn, held = list(range(100)), list(range(100, 120))
@@ -122,5 +128,5 @@ def test_learning_raises_acceptance() -> None:
         optimizer.step()
         losses.append(loss.item())
     last = pupil.validate()
-    assert np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
+    assert np.mean(losses[-4:]) < 0.8 * np.mean(losses[:4])
     assert last.loss < first.loss

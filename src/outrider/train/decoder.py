@@ -141,6 +141,7 @@ class Decoder(nn.Module):
             kept[-1] = rms_norm(x, self.norm, self.config.norm_eps)
         return torch.stack([kept[layer] for layer in wants], 2)
 
-    def logits(self, final: Tensor) -> Tensor:
-        """[..., D] -> [..., V]"""
-        return functional.linear(final.to(self.head_weight.dtype), self.head_weight)
+    def logits(self, final: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Of all tokens that it can say, or of some. [..., D] -> [..., V]"""
+        head = self.head_weight if columns is None else self.head_weight[columns]
+        return functional.linear(final.to(head.dtype), head)

@@ -94,12 +94,13 @@ class DraftPupil:
     def loss(self, batch: Sequence[int]) -> tuple[Tensor, int]:
         """Mean over the positions from which the target wrote."""
         made = collate(self._store, [self._learn[i] for i in batch], self._device)
+        choice = self._target.narrow(made.tokens, self._settings.others, sum(batch))
         with self._autocast():
             finals = made.at_roots(self._finals(made.tokens))
-            token = self._target.index[made.next_token(1)]
+            token = choice.index[made.next_token(1)]
             rows = (made.left > 0) & (token >= 0)
-            p = self._target.law(made.at_roots(made.states[:, :, -1])[rows])
-            value = distance(self._mix, self.module.logits(finals[rows]), p, token[rows]).mean()
+            p = self._target.law(made.at_roots(made.states[:, :, -1])[rows], choice.columns)
+            value = distance(self._mix, self.module.logits(finals[rows], choice.columns), p, token[rows]).mean()
         return value, made.answer_tokens
 
     @torch.no_grad()

@@ -35,7 +35,7 @@ from outrider.train.target import Target
 from outrider.train.texts import Batch, collate
 from outrider.train.validation import score
 
-SPREAD = 1.0  # standard deviation of the first logits
+PASSING = {"fc": 0.3, "o": 0.15, "down": 0.15}  # first weights that let what they are added to pass, by their share
 
 __all__ = ["EagleModule", "EaglePupil"]
 
@@ -65,36 +65,31 @@ class EagleModule(nn.Module):
         self.down = matrix(hidden, decoder.intermediate)
         self.head = matrix(config.draft_vocabulary, hidden)
 
-    def start(self, target: Target, seed: int) -> None:
-        """First weights: random, but for the head, which is the target's own, and its norm up to a factor.
+    def start(self, target: Target, states: Tensor, seed: int) -> None:
+        """First weights: what comes out is nearly the latest of the `states`, read by the target's own norm and head.
 
-        States that mean nothing yet would make logits of the target's full spread, and losses above 50: the factor
-        gives them a spread of `SPREAD`, at which they are hardly worse than an even law.
+        Such a head guesses about as the target's layers so far would, and has only to learn what comes next. The other
+        weights are small and random. Each number of the states weighs the same at first: a target's late states are
+        twenty times as large as its early ones, and a few of their numbers a hundred times as large as the others, so
+        that one norm over all of them leaves little of the early ones. [n, W, D]
         """
         generator = torch.Generator().manual_seed(seed)
+        hidden = self.config.decoder.hidden
+        flat = states.flatten(-2).float()
         with torch.no_grad():
             for name, p in self.named_parameters():
                 if p.ndim == 2:
-                    scale = 1 / math.sqrt(p.shape[1])
-                    if name in ("o", "down"):
-                        scale *= 0.5
+                    scale = PASSING.get(name, 1.0) / math.sqrt(p.shape[1])
                     p.copy_(torch.randn(p.shape, generator=generator) * scale)
+            through = torch.ones(hidden)
+            if self.input_norm is not None:
+                normed = rms_norm(flat, torch.ones_like(self.input_norm), self.config.decoder.norm_eps)
+                size = normed.std(0).clamp(min=1e-3)
+                self.input_norm.copy_(1 / size)
+                through = size[-hidden:]
+            self.fc[:, -hidden:] += torch.diag(through)
             self.head.copy_(target.head)
-            spread = (target.head.float() * target.norm).square().sum(-1).sqrt().mean()
-            self.norm.copy_(target.norm * (SPREAD / spread))
-
-    def even_out(self, states: Tensor) -> None:
-        """Let every number of the states weigh the same at first. [n, W, D]
-
-        A target's late states are twenty times as large as its early ones, and a few of their numbers a hundred times
-        as large as the others: one norm over all of them leaves little of the early ones.
-        """
-        if self.input_norm is None:
-            return
-        with torch.no_grad():
-            flat = states.flatten(-2).float()
-            normed = rms_norm(flat, torch.ones_like(self.input_norm), self.config.decoder.norm_eps)
-            self.input_norm.copy_(1 / normed.std(0).clamp(min=1e-3))
+            self.norm.copy_(target.norm)
 
     def values(self) -> dict[str, NDArray[np.float32]]:
         """The weights under the canonical names of `models.heads`."""
@@ -132,9 +127,10 @@ class EagleModule(nn.Module):
             functional.silu(functional.linear(normed, self.gate)) * functional.linear(normed, self.up), self.down
         )
 
-    def logits(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V]"""
-        return functional.linear(rms_norm(x, self.norm, self.config.decoder.norm_eps), self.head)
+    def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Of all draft tokens, or of some. [..., D] -> [..., V]"""
+        head = self.head if columns is None else self.head[columns]
+        return functional.linear(rms_norm(x, self.norm, self.config.decoder.norm_eps), head)
 
     def unroll(self, batch: Batch, embed: Tensor, steps: int, first: int = 0, stride: int = 1) -> list[Tensor]:
         """The outputs of each step: of the first one at every root, of the others at every `stride`-th from `first`.
@@ -224,21 +220,22 @@ class EaglePupil:
         made = collate(self._store, [self._learn[i] for i in batch], self._device)
         stride = self._settings.stride
         first = sum(batch) % stride  # each root has its turn, and a resumed run the same ones
+        choice = self._target.narrow(made.tokens, self._settings.others, sum(batch))
         total = torch.zeros((), device=self._device)
         with self._autocast():
             outputs = self.module.unroll(made, self._target.embed, self._settings.steps, first, stride)
-            laws = self._target.law(made.at_roots(made.states[:, :, -1])[made.left > 0])
+            laws = self._target.law(made.at_roots(made.states[:, :, -1])[made.left > 0], choice.columns)
             place, some = made.flat_roots(), made
             for step, output in enumerate(outputs, start=1):
                 if step == 2:
                     place, some = place[:, first::stride], made.some_roots(first, stride)
-                token = self._target.index[some.next_token(step + 1)]
+                token = choice.index[some.next_token(step + 1)]
                 rows = (some.left > step) & (token >= 0)
                 if not bool(rows.any()):
                     continue
                 # the law at t + step is that of the root `step` places further on
                 p = laws[place[rows] + step]
-                value = distance(self._mix, self.module.logits(output[rows]), p, token[rows]).mean()
+                value = distance(self._mix, self.module.logits(output[rows], choice.columns), p, token[rows]).mean()
                 total = total + self._settings.step_decay ** (step - 1) * value
         return total, made.answer_tokens
 

@@ -49,13 +49,14 @@ class MedusaModule(nn.Module):
             for head in self.heads:
                 head.copy_(target.head)
 
-    def forward(self, state: Tensor, k: int) -> Tensor:
-        """Logits of head k, from 0. [..., D] -> [..., V]"""
+    def forward(self, state: Tensor, k: int, columns: Tensor | None = None) -> Tensor:
+        """Logits of head k, from 0, for all draft tokens or some. [..., D] -> [..., V]"""
         x = state.float()
         for j in range(self.config.blocks):
             number = k * self.config.blocks + j
             x = x + functional.silu(functional.linear(x, self.blocks[number], self.biases[number]))
-        return functional.linear(x, self.heads[0 if self.config.shared_head else k])
+        head: Tensor = self.heads[0 if self.config.shared_head else k]
+        return functional.linear(x, head if columns is None else head[columns])
 
     def values(self) -> dict[str, NDArray[np.float32]]:
         """The weights under the canonical names of `models.heads`."""
@@ -98,18 +99,19 @@ class MedusaPupil:
         """Mean over the roots of each head, heads weighted by `step_decay`."""
         made = collate(self._store, [self._learn[i] for i in batch], self._device)
         finals = made.states[:, :, -1]
+        choice = self._target.narrow(made.tokens, self._settings.others, sum(batch))
         total = torch.zeros((), device=self._device)
         with self._autocast():
             states = made.at_roots(finals)
-            laws = self._target.law(states[made.left > 0])
+            laws = self._target.law(states[made.left > 0], choice.columns)
             place = made.flat_roots()
             for k in range(self.module.config.heads):
-                token = self._target.index[made.next_token(k + 2)]
+                token = choice.index[made.next_token(k + 2)]
                 rows = (made.left > k + 1) & (token >= 0)
                 if not bool(rows.any()):
                     continue
                 p = laws[place[rows] + k + 1]
-                value = distance(self._mix, self.module(states[rows], k), p, token[rows]).mean()
+                value = distance(self._mix, self.module(states[rows], k, choice.columns), p, token[rows]).mean()
                 total = total + self._settings.step_decay**k * value
         return total, made.answer_tokens
 

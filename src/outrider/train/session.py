@@ -178,10 +178,10 @@ def train_eagle(session: Session) -> Report:
         target_sha256=session.files.sha256(),
     )
     module = EagleModule(head)
-    module.start(target, schedule.seed)
+    module.head.requires_grad_(settings.train_head)
     store = session.store(answers, (*wants, -1))
     some = [torch.from_numpy(bits).view(torch.bfloat16) for bits in store.get(learn[:32])]
-    module.even_out(torch.cat([state[:, :-1] for state in some]))
+    module.start(target, torch.cat([state[:, :-1] for state in some]), schedule.seed)
     module.to(session.device)
 
     def export(folder: Path, report: Report) -> None:

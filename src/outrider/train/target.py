@@ -12,7 +12,15 @@ from torch import Tensor
 from outrider.models.load import ModelFiles
 from outrider.train.vocabulary import draft_index
 
-__all__ = ["Target"]
+__all__ = ["Choice", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Some tokens of the draft vocabulary."""
+
+    columns: Tensor | None  # their draft tokens; None is all
+    index: Tensor  # target token -> its column, -1 where it has none [vocabulary]
 
 
 @dataclass(slots=True)
@@ -41,8 +49,28 @@ class Target:
             torch.from_numpy(draft_index(tokens, config.vocabulary)).to(device),
         )
 
-    def law(self, final: Tensor) -> Tensor:
-        """The target's law on the draft vocabulary, from its final state. [n, D] -> [n, V]"""
+    def narrow(self, tokens: Tensor, others: int, seed: int) -> Choice:
+        """A part of the draft vocabulary to tell guesses apart in: that of a batch's `tokens`, and `others` besides.
+
+        Half of the others have the lowest ids, which are the most frequent tokens of a byte-pair vocabulary, the other
+        half is drawn by `seed`. No others at all means the whole draft vocabulary.
+        """
+        size = len(self.tokens)
+        if not 0 < others < size:
+            return Choice(None, self.index)
+        taken = torch.zeros(size, dtype=torch.bool)
+        inside = self.index[tokens.flatten()].cpu()
+        taken[inside[inside >= 0]] = True
+        taken[: others // 2] = True
+        taken[torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: others - others // 2]] = True
+        columns = taken.nonzero()[:, 0].to(self.index.device)
+        place = torch.full((size + 1,), -1, dtype=torch.long, device=columns.device)  # the last stands for no token
+        place[columns] = torch.arange(len(columns), device=columns.device)
+        return Choice(columns, place[self.index])
+
+    def law(self, final: Tensor, columns: Tensor | None = None) -> Tensor:
+        """The target's law on the draft vocabulary, or on some `columns` of it. [n, D] -> [n, V]"""
         with torch.no_grad():
-            logits = torch.nn.functional.linear(final.to(self.head.dtype), self.head)
+            head = self.head if columns is None else self.head[columns]
+            logits = torch.nn.functional.linear(final.to(head.dtype), head)
             return torch.softmax(logits.float(), -1).to(logits.dtype)
