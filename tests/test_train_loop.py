@@ -23,12 +23,13 @@ from outrider.train.loop import batches  # noqa: E402
 from outrider.train.recipe import Recipe  # noqa: E402
 from outrider.train.session import Session  # noqa: E402
 from outrider.train.shards import Shards  # noqa: E402
+from outrider.train.target import Target  # noqa: E402
 
 QUICK = {
-    "data": {"held": 0.2, "kind": "F32"},
+    "data": {"held": 0.2, "kind": "F32", "about": "sums", "licence": "MIT"},
     "train": {"epochs": 2.0, "rows": 160, "check": 4, "warmup": 2, "rate": 3e-3},
-    "eagle": {"draft_vocabulary": 90, "depth": 3, "autocast": False, "layers": [0, 1, 2]},
-    "medusa": {"draft_vocabulary": 90, "heads": 2, "autocast": False},
+    "eagle": {"draft_vocabulary": 90, "depth": 3, "autocast": False, "layers": [0, 1, 2], "stride": 2, "others": 30},
+    "medusa": {"draft_vocabulary": 90, "heads": 2, "autocast": False, "others": 30},
     "draft": {"draft_vocabulary": 90, "count": 2, "depth": 3, "autocast": False},
     "layer_skip": {"tokens": 120, "depth": 2, "most": 0.5},
 }
@@ -97,7 +98,8 @@ def test_what_is_trained_is_read_again(tmp_path: Path) -> None:
     assert isinstance(head, Eagle)
     assert head.warning(files.sha256()) is None
     assert str(head.warning("0" * 64)).count("0" * 64) == 1
-    assert files.sha256() in (tmp_path / "eagle" / "README.md").read_text()
+    card = (tmp_path / "eagle" / "README.md").read_text()
+    assert all(word in card for word in (files.sha256(), "to sums;", "**Licence**: MIT."))
     config = json.loads((tmp_path / "eagle" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert config["outrider"]["settings"]["train"]["rate"] == 3e-3
@@ -165,3 +167,52 @@ def test_a_recipe_names_what_it_does_not_know() -> None:
     for change, name in (("train.speed=1", "speed"), ("train.rows=many", "rows"), ("best.x=1", "best"), ("x", "x")):
         with pytest.raises(TrainError, match=name):
             Recipe.read(None, [change])
+
+
+def test_texts_of_several_folders_are_learnt_from(tmp_path: Path) -> None:
+    """Answers of two folders are one list of texts; the states are kept in the first."""
+    files = target()
+    made = session(tmp_path, "out", files)
+    more = Shards(tmp_path / "more")
+    for answer in answers(16, seed=7):
+        more.append(answer)
+    more.close()
+    made.answers = [*made.answers, tmp_path / "more"]
+    texts, learn, _ = made.read()
+    assert len(texts) == 48 + 16
+    assert max(learn) >= 48
+    store = made.store(texts, (0, -1))
+    store.get([0, 50])
+    assert list((tmp_path / "answers").glob("states-*.bf16"))
+    assert not list((tmp_path / "more").glob("states-*"))
+    assert made.notes(lesson.Report(1, 1, 1.0, None, 0))["tokens_on_disk"] == made.tokens
+
+
+def test_a_recipe_is_checked_before_any_work(tmp_path: Path) -> None:
+    """A mistake in a section that comes last is told when the recipe is read."""
+    path = tmp_path / "r.toml"
+    path.write_text("[answers]\nseed = 1\n[eagle]\nlayer = [1]\n")
+    with pytest.raises(TrainError, match=r"eagle\.layer is unknown"):
+        Recipe.read(path)
+
+
+def test_a_part_of_the_vocabulary_holds_what_the_batch_says() -> None:
+    """The columns hold the batch's tokens, others, and differ from seed to seed; all is all."""
+    files = target()
+    known = Target.of(files, np.arange(5, 95), torch.float32)
+    tokens = torch.tensor([[7, 9, 90, 2]])
+    choice = known.narrow(tokens, 20, seed=3)
+    assert choice.columns is not None
+    assert {2, 4, 85} <= set(choice.columns.tolist())
+    assert 20 <= len(choice.columns) <= 23
+    for column, draft in enumerate(choice.columns.tolist()):
+        assert choice.index[draft + 5] == column
+    assert choice.index[2] == -1
+    other = known.narrow(tokens, 20, seed=4)
+    assert other.columns is not None
+    assert other.columns.tolist() != choice.columns.tolist()
+    states = torch.randn(3, files.config.hidden)
+    whole, part = known.law(states), known.law(states, choice.columns)
+    torch.testing.assert_close(part, whole[:, choice.columns] / whole[:, choice.columns].sum(-1, keepdim=True))
+    assert known.narrow(tokens, 0, 1).columns is None
+    assert known.narrow(tokens, 90, 1).columns is None

@@ -95,8 +95,6 @@ class _PlainLinear:
 _Linear = PackedLinear | _PlainLinear
 
 
-
-
 def forecast(heads: Medusa, target: Runner, dtype: str = "auto") -> int:
     """What `MedusaHeads.nbytes` will say, from shapes alone."""
     matrices = [tensor for tensor in heads.tensors.values() if len(tensor.shape) == 2]

@@ -19,7 +19,9 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
         "guesses would be worse. The text is the target's own in any case: a drafter decides how soon it comes, "
         "never what it is.",
         f"**Data**: {report.tokens:,} answer tokens seen, {notes['tokens_on_disk']:,} different ones, written by the "
-        f"target itself at temperatures {notes['temperatures']}; no prompt that a drafter is measured with.",
+        f"target itself at temperatures {notes['temperatures']}"
+        + (f", to {notes['about']}" if notes["about"] else "")
+        + "; no prompt that a drafter is measured with.",
         f"**Training**: {report.steps:,} steps, {report.seconds / 60:,.0f} minutes; these are the weights of step "
         f"{report.best_step:,}.",
     ]
@@ -30,5 +32,7 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
             f"{depths} of the positions; {best.length:.2f} tokens per step of a chain. The next token but one is "
             f"among the best 1, 2 ... guesses at {tops}."
         )
+    if notes["licence"]:
+        points.append(f"**Licence**: {notes['licence']}.")
     text = [f"# {title}", "", what, "", *(textwrap.fill(f"- {point}", 118, subsequent_indent="  ") for point in points)]
     (folder / "README.md").write_text("\n".join([*text, "", "Made again with", "", f"    {command}", ""]))

@@ -34,7 +34,7 @@ class Skip:
     agreement: float  # share of positions where the argmax is the target's own
     length: float  # tokens per step of the best chain
     guesses: int  # of that chain
-    speedup: float  # length / (1 + guesses * cost of a guess), as if checking were free
+    speedup: float  # length / (1 + guesses * cost of a guess), as if checking were free; below 1 it loses
 
 
 def search(
@@ -129,7 +129,7 @@ class _Runs:
     def worth(self, skip: tuple[int, ...], agreement: float, cost: float, depth: int) -> Skip:
         """The chain length that pays most if a guess costs `cost` of a step."""
         right = self._right(self._rest(self._embedded(), 0, skip)).cpu().numpy()
-        best = Skip(skip, agreement, 1.0, 0, 1.0)
+        found: list[Skip] = []
         for guesses in range(1, depth + 1):
             count = ChainCount(guesses)
             start = 0
@@ -141,7 +141,5 @@ class _Runs:
                 count.add(part, np.arange(size, 0, -1))
                 start += size
             length = count.acceptance().length
-            speedup = length / (1 + guesses * cost)
-            if speedup > best.speedup:
-                best = Skip(skip, agreement, length, guesses, speedup)
-        return best
+            found.append(Skip(skip, agreement, length, guesses, length / (1 + guesses * cost)))
+        return max(found, key=lambda skip: skip.speedup)

@@ -129,6 +129,8 @@ class Session:
             "target": self.files.name,
             "target_sha256": self.files.sha256(),
             "tokens_on_disk": self.tokens,
+            "about": self.recipe.data().about,
+            "licence": self.recipe.data().licence,
             "temperatures": ", ".join(f"{t:g}" for t in (0, *self.recipe.answers().temperatures)),
         }
         write_card(folder, f"{what} for {self.files.name}", CARDS[what], notes, report, self.command)

@@ -25,6 +25,8 @@ class DataSettings:
     held: float = field(default=0.03, metadata={"help": "share of prompts that are held out for validation"})
     store_gb: float = field(default=16.0, metadata={"help": "gigabytes of states kept on disk"})
     validate: int = field(default=96, metadata={"help": "held-out answers that a validation looks at, at most"})
+    about: str = field(default="", metadata={"help": "what kinds of prompts there were, for the model card"})
+    licence: str = field(default="", metadata={"help": "of the weights, for the model card"})
     kind: str = field(default="Q8_0", metadata={"help": "format of the written weights: F32, BF16 or Q8_0"})
 
 
