@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from outrider.core.cache import CacheFullError, Rows
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
+from outrider.drafters.retokenised import Retokenised
 from outrider.models.shipped import find_shipped
 from outrider.runtime.growth import Plan, Sprout
 
@@ -32,11 +33,14 @@ class DraftModelOptions(Options):
     min_probability: float = field(
         default=0.0, metadata={"help": "match only: a path less likely than this under the draft is not extended"}
     )
+    retokenise: bool = field(
+        default=False, metadata={"help": "let a draft of another tokenizer guess text, which is cut into tokens anew"}
+    )
 
 
 class DraftModel:
     name = "draft_model"
-    summary = "a second, smaller model of the same vocabulary guesses"
+    summary = "a second, smaller model guesses, of the same vocabulary or by its text"
     needs = "--draft-model NAME; one is shipped for smollm2-135m"
     helps = "chat and prose, where the draft is 5 to 20 % of the target"
     Options = DraftModelOptions
@@ -49,8 +53,18 @@ class DraftModel:
                 f"draft_model: width is in [1, {_WIDEST}], depth at least 0 and min_probability in [0, 1)"
             )
         loaded = context.load(name)
-        _same_vocabulary(context.tokenizer, loaded.tokenizer)
         self.options, self.runner = options, loaded.runner
+        difference = _difference(context.tokenizer, loaded.tokenizer)
+        self._foreign: Retokenised | None = None
+        if difference is not None:
+            if not options.retokenise:
+                raise DrafterError(
+                    f"draft_model: {difference}. Use a draft of the target's family, or let its text be cut anew: "
+                    "--drafter-option retokenise=true"
+                )
+            if options.width > 1:
+                raise DrafterError(f"draft_model: {difference}: it guesses chains only; leave out width")
+            self._foreign = Retokenised(context.tokenizer, loaded.tokenizer, loaded.runner)
         self._vocabulary = min(context.config.vocabulary, self.runner.config.vocabulary)
         self._plan = Plan(context.config.vocabulary, options.width, options.min_probability)
         self._rows: dict[int, Rows] = {}
@@ -60,6 +74,8 @@ class DraftModel:
         return {f"draft {purpose}": size for purpose, size in context.forecast(_named(context)).items()}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
+        if self._foreign is not None:
+            return self._foreign.propose(batch, self.options.max_draft_tokens)
         trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
         sprouts = [(i, sprout) for i, request in enumerate(batch) if (sprout := self._sprout(request)) is not None]
         if not sprouts:
@@ -73,6 +89,8 @@ class DraftModel:
     def observe(self, step: Sequence[Observation]) -> None: ...
 
     def forget(self, sequence: int) -> None:
+        if self._foreign is not None:
+            self._foreign.forget(sequence)
         rows = self._rows.pop(sequence, None)
         if rows is not None:
             rows.release()
@@ -108,21 +126,22 @@ def _named(context: Context) -> str:
     return str(name)
 
 
-def _same_vocabulary(target: object, draft: object) -> None:
-    """Raise DrafterError that names the first tokens that differ. Padding of either vocabulary does not matter."""
+def _difference(target: object, draft: object) -> str | None:
+    """How the tokenizers differ, with the first tokens; None if they are one. Padding of either does not matter."""
     if target.fingerprint() == draft.fingerprint():  # type: ignore[attr-defined]
-        return
+        return None
     shared = min(target.vocabulary, draft.vocabulary)  # type: ignore[attr-defined]
     differing = [
         f"{i}: {target.token_bytes(i)!r} / {draft.token_bytes(i)!r}"  # type: ignore[attr-defined]
         for i in range(shared)
         if target.token_bytes(i) != draft.token_bytes(i)  # type: ignore[attr-defined]
     ]
-    if differing:
-        raise DrafterError(
-            f"draft_model: the draft has another tokenizer: {len(differing):,} of {shared:,} tokens differ, first "
-            f"{'; '.join(differing[:3])} (target / draft). Use a draft of the target's family"
-        )
+    if not differing:
+        return None
+    return (
+        f"the draft has another tokenizer: {len(differing):,} of {shared:,} tokens differ, first "
+        f"{'; '.join(differing[:3])} (target / draft)"
+    )
 
 
 DRAFTER = DraftModel
