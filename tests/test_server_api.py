@@ -244,6 +244,66 @@ def test_content_may_be_parts(server: Running) -> None:
     assert len(texts) == 1
 
 
+# -- responses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_response_is_a_chat(server: Running) -> None:
+    """Text, usage and status; instructions are a system message, and an answer may be sent back."""
+    chat = server.client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=20, temperature=0)
+    body: dict[str, Any] = {"model": MODEL, "instructions": "Be brief.", "max_output_tokens": 20, "temperature": 0}
+    answer = server.client.responses.create(**body, input="ab ab ab ab ab ab", metadata={"trace": "7"})
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.usage is not None
+    assert chat.usage is not None
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.output_tokens == chat.usage.completion_tokens
+    ended = chat.choices[0].finish_reason == "stop"
+    assert answer.status == ("completed" if ended else "incomplete")
+    assert answer.metadata == {"trace": "7"}
+    back = [{"role": "user", "content": "ab"}, answer.output[0].model_dump(), {"role": "user", "content": "cd"}]
+    assert server.client.responses.create(**body, input=back).output_text
+
+
+def test_a_response_streams(server: Running) -> None:
+    """OpenAI's events in their order, numbered; the deltas joined are the text of the last one."""
+    body: dict[str, Any] = {"model": MODEL, "input": "ab ab ab", "max_output_tokens": 16, "extra_body": {"seed": 2}}
+    whole = server.client.responses.create(**body)
+    events = list(server.client.responses.create(**body, stream=True))
+    names = [event.type for event in events]
+    assert names[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert names[-1] == f"response.{whole.status}"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"store": True}, "store"),
+        ({"tools": []}, "tools"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": []}, "input"),
+        ({"input": "\ud800"}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_response_that_cannot_be_is_refused(server: Running, change: dict[str, Any], parameter: str) -> None:
+    """By the names of this route."""
+    body = json.dumps({"model": MODEL, "input": "ab", **change})
+    refused = httpx2.post(f"{server.url}/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter), refused.text
+
+
 # -- speculation ---------------------------------------------------------------------------------------------------
 
 

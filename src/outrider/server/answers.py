@@ -107,7 +107,7 @@ class EventStream(Response):
             async for event in self._events:
                 await self._send(send, _event(event))
         except ApiError as error:
-            await self._send(send, _event(error.body()))
+            await self._send(send, _event(error.body() if self._done else _told(error)))
         if self._done:
             await self._send(send, b"data: [DONE]\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -119,6 +119,11 @@ class EventStream(Response):
                 await send(message)
         except TimeoutError:
             raise ClientGoneError from None
+
+
+def _told(error: ApiError) -> dict[str, Any]:
+    """An error as an event of `/v1/responses`."""
+    return {"type": "error", "code": error.code, "message": error.message, "param": error.parameter}
 
 
 def _event(content: Mapping[str, Any]) -> bytes:

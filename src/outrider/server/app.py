@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider.engine.engine import Engine
-from outrider.server import about, chat, completions, tokens
+from outrider.server import about, chat, completions, responses, tokens
 from outrider.server.answers import ClientGoneError, error_answer
 from outrider.server.door import Door
 from outrider.server.errors import SCHEMA, ApiError, of_validation
@@ -45,7 +45,7 @@ def create_app(engine: Engine, settings: Settings) -> tuple[FastAPI, Service]:
         redoc_url=None,
         middleware=[*_cors(settings), Middleware(Door, service=service)],
     )
-    for module in (about, completions, chat, tokens):
+    for module in (about, completions, chat, responses, tokens):
         app.include_router(module.router(service))
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ from outrider.server.tools import (
     grammar_of,
 )
 
-__all__ = ["ChatRequest", "Message", "rendered", "router"]
+__all__ = ["ChatRequest", "Message", "Plan", "plan_of", "rendered", "router"]
 
 UNLIMITED = 2**31 - 1  # the context is the limit
 
@@ -127,14 +127,14 @@ def _called(call: ToolCall, where: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What is to be written, and how it is to be read."""
 
     works: list[Work]
     tools: ToolFormat | None  # if calls may be in the texts
 
 
-def _plan(body: ChatRequest, service: Service) -> _Plan:
+def plan_of(body: ChatRequest, service: Service) -> Plan:
     """One text per choice. Runs in any thread."""
     body.check()
     service.check_count(body.n or 1)
@@ -155,7 +155,7 @@ def _plan(body: ChatRequest, service: Service) -> _Plan:
         ]
     tokens = service.check_prompt(service.render_chat(rendered(body.messages, template), extra))
     speculation = body.speculative(service.tokenizer.encode)
-    return _Plan([Work(tokens, each, speculation) for each in params], form)
+    return Plan([Work(tokens, each, speculation) for each in params], form)
 
 
 def _tools(body: ChatRequest, template: str) -> tuple[ToolFormat | None, Constraint | None]:
@@ -183,7 +183,7 @@ def _tools(body: ChatRequest, template: str) -> tuple[ToolFormat | None, Constra
 class _Form:
     """Makes OpenAI's objects of one request's texts."""
 
-    def __init__(self, body: ChatRequest, service: Service, id: str, plan: _Plan) -> None:
+    def __init__(self, body: ChatRequest, service: Service, id: str, plan: Plan) -> None:
         self._body, self._service, self._plan = body, service, plan
         self._readers = [None if plan.tools is None else CallReader(plan.tools) for _ in plan.works]
         self._frame = {
@@ -285,7 +285,7 @@ def router(service: Service) -> APIRouter:
             max_tokens="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         )
         service.check_request(body, request)
-        plan = await service.refusing(name, lambda: _plan(body, service))
+        plan = await service.refusing(name, lambda: plan_of(body, service))
         form = _Form(body, service, visit_of(request).id, plan)
 
         async def whole() -> dict[str, Any]:
