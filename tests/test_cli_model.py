@@ -224,3 +224,27 @@ def test_the_demo_of_the_real_model_is_identical() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("identical: yes") == 2
     assert "[" in done.stdout
+
+
+def test_drafters_tell_their_memory_beside_a_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes by purpose, or why a method cannot run there; nothing of it is loaded."""
+    assert main(["drafters", "--model", str(model), "--draft-model", str(model), "--json"]) == 0
+    memory = {entry["name"]: entry["memory"] for entry in json.loads(capsys.readouterr().out)}
+    assert memory["suffix"] == {}
+    assert memory["draft_model"]["draft weights"] > 0
+    assert memory["eagle"].startswith("no head comes with the package")
+    assert main(["drafters", "--model", str(model)]) == 0
+    assert "not here: no draft named" in " ".join(capsys.readouterr().out.split())
+    assert main(["drafters", "--draft-model", "x"]) == 2
+    assert "--draft-model: memory is told beside a model; add --model" in capsys.readouterr().err
+
+
+def test_verbose_tells_a_drafters_memory_before_it_is_loaded(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on standard error; the text alone is on standard output."""
+    common = ["generate", "ab", "-m", str(model), "-n", "2", "--ignore-eos"]
+    assert main([*common, "--drafter", "draft_model", "--draft-model", str(model), "-v"]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("drafter draft_model: ")
+    assert "MB (draft weights" in told
+    assert main([*common, "--drafter", "suffix", "-v"]) == 0
+    assert capsys.readouterr().err == "drafter suffix: 0 MB\n"

@@ -134,3 +134,11 @@ def test_only_a_head_that_was_named_must_fit(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DrafterError, match="no head for this target"):
         engine(drafter="auto", drafter_options={"head": "somewhere"})
     assert AutoOptions().head == ""
+
+
+def test_it_is_never_sent_to_rest() -> None:
+    """It weighs costs itself: the controller's verdict on a bad spell would take the good matches along."""
+    e = engine(drafter="auto", drafter_options={"row_cost": 0.0}, adapt=True)
+    e._controller._record("auto").rest = 10**6
+    (result,) = e.generate([[5, 6, 7, 8] * 20], SamplingParams(max_tokens=40, ignore_eos=True))
+    assert any(step.drafted for step in result.steps)

@@ -104,6 +104,19 @@ def test_the_table_has_a_line_for_it(name: str) -> None:
     assert all(f.metadata.get("help") for f in fields(drafter.Options))
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rig", [ROOMY, Rig(runner="native", dtype="int8")], ids=lambda rig: rig.runner)
+def test_memory_is_told_before_loading(name: str, rig: Rig) -> None:
+    """What a drafter says that it will hold, from shapes alone, is what it then holds, within 5 %.
+
+    The workspace grows with the largest batch so far, which the tiny models of this test do not reach.
+    """
+    engine = make(name, rig)
+    both = engine.forecast(name), engine._drafter(name).memory()
+    told, held = (sum(size for purpose, size in one.items() if "workspace" not in purpose) for one in both)
+    assert told == pytest.approx(held, rel=0.05)
+
+
 def test_junk_from_a_hostile_drafter_never_shows(plain: list[Result]) -> None:
     """Large random trees at every step, with most guesses refused."""
     engine = make("junk", drafter_options={"max_draft_tokens": 40}, batch_size=4)

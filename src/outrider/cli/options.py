@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "SamplingOptions",
     "check_draft_model",
     "flatten",
+    "memory_line",
     "open_engine",
     "parse_assignments",
 ]
@@ -61,6 +63,9 @@ class EngineOptions:
     cache_tokens: Annotated[
         int | None, Option("--cache-tokens", "--context-tokens", metavar="N", help="Rows of the cache.")
     ] = None
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Tell what a drafter will hold in memory before it is loaded.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +219,19 @@ def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int 
         prefill_chunk=options.prefill_chunk,
         cache_tokens=options.cache_tokens,
         page_size=options.page_size,
+        announce=_announce if options.verbose else None,
     )
+
+
+def _announce(drafter: str, forecast: Mapping[str, int]) -> None:
+    if drafter != "none":
+        print(f"drafter {drafter}: {memory_line(forecast)}", file=sys.stderr)
+
+
+def memory_line(forecast: Mapping[str, int]) -> str:
+    """A drafter's bytes in a line, in MB; what grows with the texts is not among them."""
+    parts = ", ".join(f"{purpose} {size / 1e6:.1f}" for purpose, size in forecast.items() if size)
+    return f"{sum(forecast.values()) / 1e6:.1f} MB ({parts})" if parts else "0 MB"
 
 
 def flatten(function: Callable[..., None]) -> Callable[..., None]:

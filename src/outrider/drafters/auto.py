@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.core.tree import Tree
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request, SelfPaced
 from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
 
 __all__ = ["DRAFTER"]
@@ -46,7 +46,7 @@ class _Worth:
     tokens: float
 
 
-class Auto:
+class Auto(SelfPaced):
     name = "auto"
     summary = "per step the best of suffix matches and a learned head, merged into one tree where that pays"
     needs = "nothing; better with a head for the model"

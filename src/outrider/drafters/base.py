@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
     from outrider.runtime.growth import Grower
 
-__all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "Stateless"]
+__all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "SelfPaced", "Stateless"]
 
 
 class DrafterError(ValueError):
@@ -128,6 +128,10 @@ class Drafter(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
         ...
+
+
+class SelfPaced:
+    """A drafter that weighs costs itself and proposes nothing where nothing pays: it is never sent to rest."""
 
 
 class Stateless:

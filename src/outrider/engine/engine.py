@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Request
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Request, SelfPaced
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
@@ -119,11 +119,14 @@ class Engine:
         batch_size: int = 8,
         prefill_chunk: int = 512,
         adapt: bool = True,
+        announce: Callable[[str, Mapping[str, int]], None] | None = None,
         **loading: Any,
     ) -> None:
+        """`announce` is told each drafter's bytes, by purpose, before it is loaded."""
         from outrider.runtime.load import load
 
         registry.options(drafter, drafter_options or {})  # refuse before anything is loaded
+        self._announce = announce
         self._loading = loading
         self._setup(
             load(model, **loading),
@@ -167,6 +170,7 @@ class Engine:
         return engine
 
     _draft: Loaded | None = None
+    _announce: Callable[[str, Mapping[str, int]], None] | None = None
 
     def _setup(
         self,
@@ -389,7 +393,10 @@ class Engine:
             given, most = self._options.get(name, {}), self._default.max_draft_tokens
             # the engine's limit replaces the method's default, which a longer draft would not get past
             options = registry.options(name, given if most is None else {"max_draft_tokens": most, **given})
-            drafter = self._drafters[name] = cls(options, self._context())
+            context = self._context()
+            if self._announce is not None:
+                self._announce(name, cls.forecast(options, context))
+            drafter = self._drafters[name] = cls(options, context)
             self._guesses[name] = options.max_draft_tokens
         return drafter
 
@@ -532,7 +539,9 @@ class Engine:
 
     def _rests(self, active: _Active) -> bool:
         # under rejection the text depends on the guesses: nothing that the clock says may choose them
-        return not active.request.rejection and self._controller.rests(active.drafter.name)
+        if active.request.rejection or isinstance(active.drafter, SelfPaced):
+            return False
+        return self._controller.rests(active.drafter.name)
 
     def _choose(self, turns: Seq[Turn], actives: Seq[_Active], trees: Seq[Tree | None]) -> list[Tree | None]:
         """What is worth checking of the proposals, and fits into the pages."""
