@@ -302,3 +302,23 @@ def test_keys_come_from_options_and_files(tmp_path: Any) -> None:
         file.write_text(text)
         with pytest.raises(SettingsError, match=culprit):
             Keys.read((), file)
+
+
+@pytest.mark.filterwarnings("ignore:drafter ngram")
+def test_a_drafter_that_fails_is_given_up_and_told() -> None:
+    """The text is the same, the answer is 200, and the metrics and the log name it."""
+    body: dict[str, Any] = {**LONG, "max_tokens": 40}
+    engine = tiny_engine(drafter="ngram")
+    with serving(engine) as running:
+        good = running.client.completions.create(**body)
+
+        def broken(batch: Any) -> Any:
+            raise RuntimeError("it broke")
+
+        engine._drafters["ngram"].propose = broken  # type: ignore[method-assign]
+        again = running.client.completions.create(**body)
+        assert again.choices == good.choices
+        page = httpx2.get(f"{running.url}/metrics").text
+        assert f'outrider_drafter_failures_total{{model_name="{MODEL}"}} 1.0' in page
+        settled(running)
+        assert not running.service.thread.faults

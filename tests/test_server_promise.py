@@ -197,7 +197,7 @@ def fuzzed() -> Iterator[Running]:
         assert not running.service.thread.faults
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(path=PATHS, body=PLAUSIBLE | ANYTHING)
 def test_no_body_breaks_the_server(fuzzed: Running, path: str, body: dict[str, Any]) -> None:
     """Whatever comes is answered or refused with 400 or 404 in OpenAI's form: never 500, never nothing."""
@@ -214,7 +214,7 @@ def test_no_body_breaks_the_server(fuzzed: Running, path: str, body: dict[str, A
         assert answer.json()["choices"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     raw=st.binary(max_size=60),
     path=st.sampled_from(["v1/completions", "tokenize", "detokenize", "v1/chat/completions"]),
