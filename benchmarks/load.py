@@ -4,8 +4,8 @@
     python benchmarks/load.py MODEL --prompts FILE.jsonl --drafter ngram --modes plain,adaptive --json out.json
 
 One server process per mode, on a free port of this machine. Each user sends one streamed chat after the other, with no
-pause between them, and each of them the same prompts in another order. The first prompt of all is a warm-up. Greedy texts
-of all modes and loads are compared: they are equal, or the exit code is 1. A token's time is that of the chunk it came in.
+pause between them, and begins at another prompt. The first prompt of all is a warm-up. Greedy texts of all modes and
+loads are compared: they are equal, or the exit code is 1. A token's time is that of the chunk it came in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx2
@@ -67,7 +69,7 @@ def ask(url: str, index: int, prompt: str, max_tokens: int) -> Answer:
                 text += content
             if chunk.get("usage"):
                 tokens = chunk["usage"]["completion_tokens"]
-    gaps = tuple(after - before for before, after in zip(times, times[1:], strict=False))
+    gaps = tuple(after - before for before, after in pairwise(times))
     return Answer(index, text, tokens, times[0] - sent if times else float("nan"), gaps)
 
 
@@ -84,7 +86,7 @@ def server(model: str, options: Sequence[str]) -> Iterator[str]:
                     break
             else:
                 raise SystemExit("load: the server did not start; see its message above")
-            process.stderr.close()
+            Thread(target=process.stderr.read, daemon=True).start()  # so that its log never fills the pipe
             yield found[0]
         finally:
             process.terminate()
@@ -131,7 +133,7 @@ def read(path: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, default=Path(__file__).parent / "prompts.jsonl")
     parser.add_argument("--users", default="1,4,16")

@@ -426,6 +426,8 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"suffix": "x"}, "suffix"),
     ({"stop": [""]}, "stop"),
     ({"stop": [1]}, "stop[0]"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"logit_bias": {str(token): 1 for token in range(5000)}}, "logit_bias"),
     ({"stop_token_ids": [5000]}, "stop_token_ids"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"4000": 1}}, "logit_bias"),

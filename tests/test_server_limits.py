@@ -165,8 +165,8 @@ def test_a_text_whose_time_is_up_is_cut() -> None:
 
 def test_a_text_that_never_began_gets_503() -> None:
     """Its time was up while it waited: there is no text to cut, and the client may come again."""
-    engine = slowed(tiny_engine(batch_size=1), 0.02)
-    with serving(engine, limits=Limits(request_seconds=0.6)) as running, ThreadPoolExecutor(1) as pool:
+    engine = slowed(tiny_engine(batch_size=1), 0.4)  # the second comes well within a step of the first
+    with serving(engine, limits=Limits(request_seconds=1.0)) as running, ThreadPoolExecutor(1) as pool:
         first = pool.submit(running.client.completions.create, **LONG)
         wait_until(lambda: running.engine.busy)
         with pytest.raises(openai.APIStatusError) as refused:
@@ -256,6 +256,7 @@ def test_other_hosts_names_are_not_answered() -> None:
         assert httpx2.get(f"{running.url}/v1/models").status_code == 200
         refused = httpx2.get(f"{running.url}/v1/models", headers={"Host": "evil.example:8000"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "unknown_host")
+        assert httpx2.get(f"{running.url}/v1/models", headers={"Host": "[::1"}).status_code in (400, 403)
 
 
 def test_other_pages_may_call_only_if_the_operator_says_so() -> None:
@@ -298,6 +299,7 @@ def test_keys_come_from_options_and_files(tmp_path: Any) -> None:
         ("ann", "line 1"),
         ("ann secret-secret\nann secret-other", "twice"),
         ("ann short", "8 characters"),
+        ("ann schlüssel", "ASCII"),
     ):
         file.write_text(text)
         with pytest.raises(SettingsError, match=culprit):
@@ -322,3 +324,16 @@ def test_a_drafter_that_fails_is_given_up_and_told() -> None:
         assert f'outrider_drafter_failures_total{{model_name="{MODEL}"}} 1.0' in page
         settled(running)
         assert not running.service.thread.faults
+
+
+def test_an_engine_that_has_ended_is_told() -> None:
+    """503 at once, from /health too, and nobody waits for an answer that cannot come."""
+    with serving() as running:
+        loop = running.service.thread._loop
+        assert loop is not None
+        asyncio.run_coroutine_threadsafe(running.service.thread.stop(), loop).result(10)
+        with pytest.raises(openai.APIStatusError) as refused:
+            running.client.completions.create(model=MODEL, prompt="ab", max_tokens=1)
+        assert (refused.value.status_code, refused.value.code) == (503, "engine_ended")
+        assert httpx2.get(f"{running.url}/health").status_code == 503
+        assert httpx2.get(f"{running.url}/metrics").status_code == 503

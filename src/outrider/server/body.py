@@ -14,6 +14,8 @@ from outrider.engine.speculation import Speculation
 
 __all__ = ["Body", "Prediction", "SamplingFields", "SpeculationFields", "StreamOptions", "TextPart", "joined"]
 
+MAX_STOPS = 64  # they are looked for at every token
+MAX_BIASES = 4096
 ANY_OBJECT = Constraint("json_schema", '{"type": "object"}')
 ENGINE_NAMES = {"verify": "speculation.verify", "max_draft_tokens": "speculation.max_draft_tokens"}
 
@@ -132,8 +134,10 @@ class SamplingFields(Body):
             logprobs=logprobs,
             **{name: value for name, value in given.items() if value is not None},
         )
-        if isinstance(self.stop, list) and len(self.stop) > 64:
-            raise ParameterError("stop", f"{len(self.stop)} strings, and 64 are allowed")
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
+            raise ParameterError("stop", f"{len(self.stop):,} strings, and {MAX_STOPS} are allowed")
+        if len(self.logit_bias or ()) > MAX_BIASES:
+            raise ParameterError("logit_bias", f"{len(self.logit_bias or ()):,} tokens, and {MAX_BIASES:,} are allowed")
         if self.n in (None, 1) or self.seed is None:
             return [params] * (self.n or 1)
         return [replace(params, seed=(self.seed + index) % 2**64) for index in range(self.n)]

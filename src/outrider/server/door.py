@@ -87,8 +87,13 @@ class Door:
     def _check_host(self, headers: Headers) -> None:
         """Against pages that a name server made to look like this machine's own (DNS rebinding)."""
         hosts = self._service.settings.hosts
-        name = urlsplit(f"//{headers.get('host', '')}").hostname
-        if hosts and name not in hosts:
+        if not hosts:
+            return
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:
+            name = None
+        if name not in hosts:
             raise ApiError(403, f"the host {name!r} is not answered here", code="unknown_host")
 
     def _check_key(self, path: str, headers: Headers) -> str | None:

@@ -178,6 +178,8 @@ class Service:
 
     def _check_room(self, texts: int, key: str | None) -> None:
         limits = self.settings.limits
+        if not self.thread.alive:
+            raise ApiError(503, "the engine has ended", code="engine_ended")
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=self.patience())
         most = limits.requests_per_key

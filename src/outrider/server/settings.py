@@ -73,6 +73,8 @@ class Keys:
         for name, key in keys.items():
             if len(key) < 8:
                 raise SettingsError(f"--api-key: {name} has fewer than 8 characters")
+            if not (key.isascii() and key.isprintable()):
+                raise SettingsError(f"--api-key: {name} has characters that no HTTP header carries; use ASCII")
         return cls(keys)
 
 
