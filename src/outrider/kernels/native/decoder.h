@@ -55,6 +55,7 @@ class Decoder {
   const Fusion& fusion() const { return weights_.fusion; }
   const Linear& head() const { return weights_.head; }
   Pool& pool() { return *pool_; }
+  int threads() const { return staffing_.threads(); }  // that its forwards have at present
 
   std::size_t weight_bytes() const { return weights_.bytes(); }
   std::size_t workspace_bytes() const;

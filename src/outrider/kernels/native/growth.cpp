@@ -254,11 +254,12 @@ class Growth {
         questions_[i].children.clear();
       }
     };
-    if (questions_.size() == 1 || pool.threads() == 1) {
+    const int threads = decoder_.threads();
+    if (questions_.size() == 1 || threads == 1) {
       for (std::size_t i = 0; i < questions_.size(); ++i) each(i, 0);
     } else {
-      pool.run([&](int thread) {
-        const Share mine = share(static_cast<int>(questions_.size()), thread, pool.threads());
+      pool.run(threads, [&](int thread) {
+        const Share mine = share(static_cast<int>(questions_.size()), thread, threads);
         for (int i = mine.begin; i < mine.end; ++i) each(static_cast<std::size_t>(i), thread);
       });
     }
