@@ -118,6 +118,22 @@ def test_a_tool_is_called() -> None:
     assert list(json.loads(call.function.arguments)) == ["city"]
 
 
+def test_the_command_serves_the_model_under_its_short_name() -> None:
+    """`outrider serve` alone answers the documentation's requests: the name is the one that it is pulled by."""
+    command = [sys.executable, "-m", "outrider", "serve", "--port", "0", "--threads", "1", "--cache-tokens", "2048"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = re.search(r"http://\S+", process.stderr.readline())
+            assert found
+            with openai.OpenAI(base_url=found[0], api_key="none", max_retries=0) as client:
+                assert client.models.list().data[0].id == "smollm2-135m"
+                assert client.chat.completions.create(**RIVERS | {"max_tokens": 4}).model == "smollm2-135m"
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+
+
 EXAMPLES = [
     pytest.param(language, text, id=f"{file}-{index}")
     for file in ("README.md", "docs/server.md")

@@ -35,7 +35,7 @@ class ServerOptions:
     port: Annotated[int, Option(metavar="N", min=0, max=65535, help="0 takes a free one.")] = 8000
     served_model_name: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="Name that requests use; may be repeated.  [default: the model's]"),
+        Option(metavar="NAME", help="Name that requests use; may be repeated.  [default: MODEL's]"),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -87,7 +87,7 @@ def serve(
     server: ServerOptions,
     engine: EngineOptions,
     draft: DraftOptions,
-    model_path: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.")] = None,
+    model_path: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
 ) -> None:
     """Serve OpenAI's API: chat and text completions, with streaming.
 
@@ -134,7 +134,7 @@ def serve(
     if server.chat_template is not None:
         _replace_template(opened, server.chat_template)
     settings = Settings(
-        names=server.served_model_name or [opened.files.name],
+        names=server.served_model_name or _names(engine.model, opened.files.name),
         drafters=drafters,
         limits=limits,
         keys=keys,
@@ -142,6 +142,13 @@ def serve(
         hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
     )
     serve(opened, settings, listener)
+
+
+def _names(asked: str, file: str) -> list[str]:
+    """What the model is called: as `outrider models` does, if the operator did so, and as its file is."""
+    from outrider.models.registry import KNOWN
+
+    return [asked, file] if asked in KNOWN else [file]
 
 
 def _replace_template(engine: Engine, file: Path) -> None:
