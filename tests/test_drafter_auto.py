@@ -84,7 +84,7 @@ def test_both_share_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [tree.tokens[n] for n in tree.children()[0]] == [13]
     assert {tree.tokens[n] for n in tree.children()[1]} == {14, 91}
     assert tree.chances is not None
-    assert tree.chances[1] == pytest.approx(0.9)
+    assert 0.9 < tree.chances[1] < 1
     assert all(tree.chances[n] <= tree.chances[tree.parents[n]] for n in range(1, len(tree)))
 
 

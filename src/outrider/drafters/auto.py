@@ -10,6 +10,7 @@ cost. The two trees are merged, and the likeliest nodes are kept for as long as 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,7 @@ class Auto(SelfPaced):
     _WORTH = 1.3  # tokens that a head's tree is expected to bring before the first one
     _PACE = 0.1  # how fast expectations follow
     _RETURN = 0.02  # how fast they return to the usual while the head is not asked
+    _AGREEING = 1.5  # what its tree is worth beside a first guess that is wrong, and more: two witnesses are surer
     _HEAD_COST = 0.3  # of a head's tree, in plain steps, before the first one
 
     def __init__(self, options: AutoOptions, context: Context) -> None:
@@ -124,7 +126,7 @@ class Auto(SelfPaced):
         first = sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0)
         head = self._usual if request.rejection else self._worth.get(request.id, _Worth(self._usual)).tokens
         # where the first guess that was looked up is right, the head would mostly have said the same
-        both = batch + won + max(0.0, 1.0 - first) * head
+        both = batch + won + max(0.0, 1.0 - first) * head * self._AGREEING
         cost = self._HEAD_COST
         if not request.rejection and self._seconds is not None and self._costs.unit is not None:
             cost = self._seconds / self._costs.unit
@@ -175,22 +177,52 @@ def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: flo
 
 
 def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> Guesses:
-    """One tree of both. Where both guess the same, the surer of the two is believed."""
-    out = Guesses([*looked_up.tokens], [*looked_up.parents], [*looked_up.chances])
-    place = {(parent, token): node for node, (token, parent) in enumerate(zip(out.tokens, out.parents, strict=True))}
-    where = [0] * len(tree)
-    for node in range(1, len(tree)):
-        parent, token = where[tree.parents[node]], tree.tokens[node]
-        chance = min(chances[node], out.chances[parent])
-        known = place.get((parent, token))
-        if known is None:
-            known = place[parent, token] = len(out.tokens)
+    """One tree of both, from the root down, each guess with the chance that both sides give it together."""
+    own, theirs = _children(looked_up.parents), _children(tree.parents)
+    out = Guesses([looked_up.tokens[0]], [-1], [1.0])
+    left: deque[tuple[int, int | None, int | None]] = deque([(0, 0, 0)])  # a node, and where it stands on each side
+    while left:
+        node, here, there = left.popleft()
+        one = {} if here is None else {looked_up.tokens[child]: child for child in own[here]}
+        other = {} if there is None else {tree.tokens[child]: child for child in theirs[there]}
+        for token in dict.fromkeys((*one, *other)):
+            a, b = one.get(token), other.get(token)
+            chance = _together(
+                None if a is None or here is None else _share(looked_up.chances, a, here),
+                None if b is None or there is None else _share(chances, b, there),
+                contested=bool(one and other),
+            )
             out.tokens.append(token)
-            out.parents.append(parent)
-            out.chances.append(chance)
-        else:
-            out.chances[known] = max(out.chances[known], chance)
-        where[node] = known
+            out.parents.append(node)
+            out.chances.append(out.chances[node] * chance)
+            left.append((len(out.tokens) - 1, a, b))
+    return out
+
+
+def _together(looked_up: float | None, head: float | None, *, contested: bool) -> float:
+    """The chance of a guess behind its parent, from what each side says of it; None where it says nothing.
+
+    Measured on SmolLM2-135M: two that agree are nearly as good as two independent witnesses; a guess that the other
+    side, which has others, does not share is right less often than it claims, a short match most of all.
+    """
+    if looked_up is not None and head is not None:
+        return min(1.0, (max(looked_up, head) + 1 - (1 - looked_up) * (1 - head)) / 2)
+    if looked_up is not None:
+        return looked_up * (0.35 + 0.55 * looked_up) if contested else looked_up
+    assert head is not None
+    return head * 0.85 if contested else head
+
+
+def _share(chances: Sequence[float], node: int, parent: int) -> float:
+    """The chance of a node once its parent is right."""
+    return min(1.0, chances[node] / chances[parent]) if chances[parent] > 0 else 0.0
+
+
+def _children(parents: Sequence[int]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            out[parent].append(node)
     return out
 
 
