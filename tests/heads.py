@@ -39,7 +39,7 @@ def eagle3(
     folder: Path, target: ModelFiles, *, size: int = 60, kind: str = "F32", seed: int = 0, **changes: object
 ) -> Eagle:
     """A random EAGLE-3 head that guesses `size` tokens, written and read."""
-    decoder = replace(target.config, layers=1, tied_embeddings=False)
+    decoder = replace(target.config, layers=1, tied_embeddings=False, qkv_bias=False, qk_norm=False)
     last = target.config.layers - 1
     config = EagleConfig(3, decoder, size, (0, last // 2, last), **changes)  # type: ignore[arg-type]
     tokens = np.sort(np.random.default_rng(seed).choice(target.config.vocabulary, size, replace=False))

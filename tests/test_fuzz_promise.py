@@ -9,14 +9,18 @@ OUTRIDER_FUZZ_FIRST the first; a failure names its case.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
+from heads import eagle3
 from outrider import Engine, Result, SamplingParams, Speculation
 from outrider.models.load import ModelFiles
 from outrider.runtime.load import Loaded, load
@@ -85,7 +89,8 @@ def opened(files: ModelFiles, runner: str, dtype: str, kv_dtype: str | None, thr
 
 def drafter_of(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
     size = int(rng.choice([0, 1, 2, 3, 5, 8, 13, 40]))
-    name = str(rng.choice(["none", "ngram", "suffix", "prediction", "lookahead", "draft_model", "draft_model", "junk"]))
+    names = ["none", "ngram", "suffix", "prediction", "lookahead", "draft_model", "eagle", "layer_skip", "junk"]
+    name = str(rng.choice(names))
     options: dict[str, Any] = {"max_draft_tokens": size}
     if name == "ngram":
         options |= {"min_ngram": 1}
@@ -97,6 +102,11 @@ def drafter_of(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
         options |= {"window": int(rng.integers(1, 5)), "ngram": int(rng.integers(2, 5))}
     elif name == "draft_model":
         options |= {"width": int(rng.integers(1, 5)), "depth": int(rng.integers(0, 5))}
+    elif name == "eagle":
+        options |= {"width": int(rng.integers(1, 5)), "depth": int(rng.integers(1, 5)), "min_reach": 0.0}
+        options |= {"min_confidence": float(rng.choice([0.0, 0.1]))}
+    elif name == "layer_skip":
+        options |= {"exit_layer": 1, "min_reach": float(rng.choice([0.0, 0.3])), "adaptive": False}
     elif name == "junk":
         options |= {"chain": bool(rng.integers(2)), "alphabet": int(rng.choice([0, 5]))}
     return name, options
@@ -140,7 +150,7 @@ def prompt_of(rng: np.random.Generator, vocabulary: int, longest: int, chunk: in
 
 
 class Tearing:
-    """A runner whose forward fails now and then: before it has begun, or after its rows are written."""
+    """A runner that fails now and then: before it has begun, or after its rows are written."""
 
     def __init__(self, runner: Any, rng: np.random.Generator, rate: float) -> None:
         self._runner, self._rng, self._rate = runner, rng, rate
@@ -150,15 +160,21 @@ class Tearing:
         return getattr(self._runner, name)
 
     def forward(self, batch: Any, wants: Any = ()) -> Any:
+        return self._tear(lambda: self._runner.forward(batch, wants))
+
+    def grow(self, batch: Any, plan: Any) -> Any:
+        return self._tear(lambda: self._runner.grow(batch, plan))
+
+    def _tear(self, call: Callable[[], Any]) -> Any:
         chance = self._rng.random()
         if chance < self._rate / 2:
             self.torn += 1
             raise TornError("before")
-        scores = self._runner.forward(batch, wants)
+        out = call()
         if chance < self._rate:
             self.torn += 1
             raise TornError("after")
-        return scores
+        return out
 
 
 def shape_of(rng: np.random.Generator) -> Shape:
@@ -211,14 +227,18 @@ def fuzz(case: int) -> tuple[list[Result], int]:
         draft_rows = int(rng.choice([16, 64, CACHE]))
         draft = opened(guide, "native", "fp32", None, threads, draft_rows, int(rng.choice([1, 8, 64])))
         draft.runner = Tearing(draft.runner, rng, torn._rate)
-    engine = Engine.from_loaded(
-        Loaded(torn, target.tokenizer, target.files),  # type: ignore[arg-type]
-        drafter=name,
-        draft=draft,
-        drafter_options=options,
-        batch_size=batch,
-        prefill_chunk=chunk,
-    )
+    with TemporaryDirectory(prefix="outrider-head-") as folder:
+        if name == "eagle":
+            eagle3(Path(folder), files, size=int(rng.integers(1, shape.vocabulary + 1)), seed=case)
+            options["head"] = folder
+        engine = Engine.from_loaded(
+            Loaded(torn, target.tokenizer, target.files),  # type: ignore[arg-type]
+            drafter=name,
+            draft=draft,
+            drafter_options=options,
+            batch_size=batch,
+            prefill_chunk=chunk,
+        )
     ids: list[int] = []
     cancelled: set[int] = set()
     order = list(range(count))
@@ -257,6 +277,7 @@ def fuzz(case: int) -> tuple[list[Result], int]:
 BLOCK = max(1, CASES // 6)
 
 
+@pytest.mark.filterwarnings("ignore:drafter .*TornError:RuntimeWarning")  # given up, which no text may show
 @pytest.mark.parametrize("block", range(6))
 def test_random_settings_cannot_be_seen(block: int) -> None:
     """`==` in all that a caller sees; guesses were accepted and refused; no page is lost."""

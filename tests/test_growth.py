@@ -14,7 +14,6 @@ from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.models.heads import Eagle, read_head
 from outrider.runtime.growth import Grower, Plan, Sprout
-from outrider.runtime.load import forecast_eagle, load_eagle
 from rigs import MIXES, Rig, draft_files, files, loaded, prompts
 from test_heads_formats import LAYOUTS
 from tiny import tiny_model
@@ -68,7 +67,7 @@ def growers(kind: str, folder: Path) -> tuple[Grower, Grower]:
             head = eagle3(
                 folder, files(), norm_before_fc=kind == "eagle normed", norm_before_residual=kind == "eagle normed"
             )
-            made.append(load_eagle(head, loaded(files(), rig).runner, files()))
+            made.append(loaded(files(), rig).runner.eagle(head, files()))
     return made[0], made[1]
 
 
@@ -154,10 +153,10 @@ def test_heads_of_every_published_layout_grow_alike(layout: str, tmp_path: Path)
     tokens = np.random.default_rng(2).permutation(20).tolist()
     states = np.random.default_rng(3).standard_normal((19, len(head.config.wants) * 64), np.float32)
     for rig in (NATIVE, Rig()):
-        grower = load_eagle(head, loaded(target, rig).runner, target)
+        grower = loaded(target, rig).runner.eagle(head, target)
         grown.append(grower.grow([sprout(grower, tokens, "greedy", plan, states)], plan))
         if rig is NATIVE:
-            told = forecast_eagle(head, loaded(target, rig).runner)
+            told = loaded(target, rig).runner.eagle_bytes(head)
             assert told["weights"] == grower.memory()["weights"]
     close(*grown)
     assert grown[0][0].guesses > 4

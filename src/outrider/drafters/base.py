@@ -17,9 +17,7 @@ from outrider.models.config import DecoderConfig
 from outrider.runtime.runner import Runner, Scores
 
 if TYPE_CHECKING:
-    from outrider.models.heads import Eagle
     from outrider.models.load import ModelFiles
-    from outrider.runtime.growth import Grower
 
 __all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "SelfPaced", "Stateless"]
 
@@ -84,8 +82,6 @@ class Context:
     # a second model by name or path, with the engine's settings: outrider.runtime.load.Loaded
     load: Callable[[str], Any]
     forecast: Callable[[str], dict[str, int]]  # the bytes that `load` will take, by purpose; loads nothing
-    eagle: Callable[[Eagle, str], Grower]  # a head and its format -> the head, ready to draft
-    forecast_eagle: Callable[[Eagle, str], dict[str, int]]  # the bytes that `eagle` will take
     draft_model: str | None = None  # what the caller named
     batch_size: int = 1
     costs: Costs = field(default_factory=Costs)  # of the target's forwards, by rows

@@ -83,12 +83,12 @@ class EagleDrafter:
         self.options = options
         self.wants: tuple[int, ...] = head.config.wants
         self._plan = Plan(context.config.vocabulary, options.width, options.min_confidence, options.min_reach)
-        self._head = context.eagle(head, options.head_dtype)
+        self._head = context.target.eagle(head, context.files, options.head_dtype)
         self._texts: dict[int, _Text] = {}
 
     @classmethod
     def forecast(cls, options: EagleOptions, context: Context) -> dict[str, int]:
-        forecast = context.forecast_eagle(_read(options, context), options.head_dtype)
+        forecast = context.target.eagle_bytes(_read(options, context), options.head_dtype)
         return {f"head {purpose}": size for purpose, size in forecast.items()}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:

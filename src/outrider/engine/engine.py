@@ -44,10 +44,8 @@ from outrider.engine.speculation import Speculation, Verify
 from outrider.runtime.runner import Feed, Runner, Scores
 
 if TYPE_CHECKING:
-    from outrider.models.heads import Eagle
     from outrider.models.load import ModelFiles
     from outrider.models.tokenizer import Tokenizer
-    from outrider.runtime.growth import Grower
 
 __all__ = ["Engine", "Stream"]
 
@@ -419,22 +417,10 @@ class Engine:
             files=self.files,
             load=self._load_draft,
             forecast=self._forecast_draft,
-            eagle=self._load_eagle,
-            forecast_eagle=self._forecast_eagle,
             draft_model=self._draft_model,
             batch_size=self._scheduler.batch_size,
             costs=self._costs,
         )
-
-    def _load_eagle(self, head: Eagle, dtype: str) -> Grower:
-        from outrider.runtime.load import load_eagle
-
-        return load_eagle(head, self.runner, self.files, dtype)
-
-    def _forecast_eagle(self, head: Eagle, dtype: str) -> dict[str, int]:
-        from outrider.runtime.load import forecast_eagle
-
-        return forecast_eagle(head, self.runner, dtype)
 
     def _forecast_draft(self, name: str) -> dict[str, int]:
         if self._draft is not None:

@@ -11,13 +11,11 @@ from outrider.core.params import ParameterError
 
 if TYPE_CHECKING:
     from outrider.models.config import DecoderConfig
-    from outrider.models.heads import Eagle
     from outrider.models.load import ModelFiles
     from outrider.models.tokenizer import Tokenizer
-    from outrider.runtime.growth import Grower
     from outrider.runtime.runner import Runner
 
-__all__ = ["RUNNERS", "Loaded", "forecast", "forecast_eagle", "load", "load_eagle"]
+__all__ = ["RUNNERS", "Loaded", "forecast", "load"]
 
 RUNNERS = ("native", "reference")
 _REFERENCE_DTYPES = ("auto", "fp32", "fp64")
@@ -100,36 +98,6 @@ def forecast(
 
     tokens = cache_tokens or _cache_tokens(files.config)
     return native(files, dtype, head_dtype, kv_dtype, threads, cache_tokens=tokens, page_size=page_size)
-
-
-def load_eagle(head: Eagle, target: Runner, files: ModelFiles, dtype: str = "auto") -> Grower:
-    """A head that drafts for `target`, made of `files`, with a cache of as many rows. `dtype` is its weights'."""
-    from outrider.runtime.native import NativeRunner
-
-    pages = target.pages
-    tokens, size = pages.count * pages.page_size, pages.page_size
-    if isinstance(target, NativeRunner):
-        from outrider.runtime.native_eagle import NativeEagle
-
-        return NativeEagle(head, files, target, dtype=dtype, cache_tokens=tokens, page_size=size)
-    from outrider.runtime.reference_eagle import ReferenceEagle
-
-    return ReferenceEagle(head, files, tokens, size)
-
-
-def forecast_eagle(head: Eagle, target: Runner, dtype: str = "auto") -> dict[str, int]:
-    """Bytes that `load_eagle` with the same arguments will hold after a long prompt, by purpose, from shapes alone."""
-    from outrider.runtime.native import NativeRunner
-
-    pages = target.pages
-    tokens, size = pages.count * pages.page_size, pages.page_size
-    if isinstance(target, NativeRunner):
-        from outrider.runtime.native_eagle import forecast as native
-
-        return native(head, target, dtype=dtype, cache_tokens=tokens, page_size=size)
-    from outrider.runtime.reference_eagle import forecast as reference
-
-    return reference(head, tokens, size)
 
 
 def _opened(model: str | Path | ModelFiles) -> ModelFiles:

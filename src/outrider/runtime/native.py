@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,12 @@ from outrider.models.rotary import inverse_frequencies
 from outrider.models.tensor import Tensor
 from outrider.runtime import native_sampling as sampling
 from outrider.runtime.cores import physical_cores
-from outrider.runtime.growth import Plan, Sprout
+from outrider.runtime.growth import Grower, Plan, Sprout
 from outrider.runtime.packed import WEIGHT_KINDS, packed_bytes, pick_format
 from outrider.runtime.runner import Feed
+
+if TYPE_CHECKING:
+    from outrider.models.heads import Eagle
 
 __all__ = ["DTYPES", "KV_DTYPES", "NativeRunner", "NativeScores", "forecast", "given", "grow", "one_of"]
 
@@ -92,6 +95,17 @@ class NativeRunner:
     def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
         """See `Grower.grow`. One call into C++, levels and all."""
         return grow(self.decoder, batch, plan)
+
+    def eagle(self, head: Eagle, files: ModelFiles, dtype: str = "auto") -> Grower:
+        """See `Runner.eagle`. `dtype` is fp32, bf16, int8, int4, or auto, which is what the head's file holds."""
+        from outrider.runtime.native_eagle import NativeEagle
+
+        return NativeEagle(head, files, self, dtype)
+
+    def eagle_bytes(self, head: Eagle, dtype: str = "auto") -> dict[str, int]:
+        from outrider.runtime.native_eagle import forecast
+
+        return forecast(head, self, dtype)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy cache rows in every layer, one after the other (`core.cache.Storage`)."""

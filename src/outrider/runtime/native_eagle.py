@@ -26,12 +26,10 @@ class NativeEagle:
     is shared. Threads and the cache's format are those of the target.
     """
 
-    def __init__(
-        self, head: Eagle, files: ModelFiles, target: NativeRunner, *, dtype: str, cache_tokens: int, page_size: int
-    ) -> None:
+    def __init__(self, head: Eagle, files: ModelFiles, target: NativeRunner, dtype: str) -> None:
         config, decoder = head.config, head.config.decoder
         frequencies, factor = inverse_frequencies(decoder)
-        self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
+        self.pages = Pages(target.pages.count, target.pages.page_size, self)
         self._decoder = _native.Decoder(
             shape=asdict(decoder) | {"outputs": config.draft_vocabulary},
             fusion=_fusion(config),
@@ -41,7 +39,7 @@ class NativeEagle:
             rope_factor=factor,
             kv_dtype=target.kv_dtype,
             page_count=self.pages.count,
-            page_size=page_size,
+            page_size=self.pages.page_size,
             threads=target.threads,
             tokens=head.tokens,
             head=target.decoder if config.version == 1 else None,
@@ -77,10 +75,10 @@ def _products(head: Eagle, dtype: str) -> dict[str, tuple[str, tuple[str, ...], 
     return found
 
 
-def forecast(head: Eagle, target: NativeRunner, *, dtype: str, cache_tokens: int, page_size: int) -> dict[str, int]:
+def forecast(head: Eagle, target: NativeRunner, dtype: str) -> dict[str, int]:
     """What `NativeEagle.memory` will say after a long prompt, from shapes alone."""
     decoder = head.config.decoder
-    slots = -(-cache_tokens // page_size) * page_size
+    slots = target.pages.count * target.pages.page_size
     return {
         "weights": sum(
             packed_bytes(format, kinds, rows, columns, paired=name.endswith("gate_up"))

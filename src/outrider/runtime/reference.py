@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,12 @@ from outrider.core.tree import Tree
 from outrider.kernels.reference import attention, linear, rms_norm, rotate, swiglu
 from outrider.models.config import DecoderConfig
 from outrider.models.rotary import rotary_table
-from outrider.runtime.growth import Plan, Sprout, grow
+from outrider.runtime.growth import Grower, Plan, Sprout, grow
 from outrider.runtime.runner import Feed
+
+if TYPE_CHECKING:
+    from outrider.models.heads import Eagle
+    from outrider.models.load import ModelFiles
 
 __all__ = ["ReferenceRunner", "ReferenceScores", "forecast", "widen"]
 
@@ -108,6 +112,17 @@ class ReferenceRunner:
     def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
         """See `Grower.grow`."""
         return grow(lambda feeds, _: self.forward(feeds, (), plan.layers), batch, plan)
+
+    def eagle(self, head: Eagle, files: ModelFiles, dtype: str = "auto") -> Grower:
+        """See `Runner.eagle`. In float32, whatever `dtype` says."""
+        from outrider.runtime.reference_eagle import ReferenceEagle
+
+        return ReferenceEagle(head, files, self.pages)
+
+    def eagle_bytes(self, head: Eagle, dtype: str = "auto") -> dict[str, int]:
+        from outrider.runtime.reference_eagle import forecast
+
+        return forecast(head, self.pages)
 
     def _feed(self, feed: Feed, wants: Sequence[int], through: Sequence[int]) -> tuple[list[Array], Array]:
         """Logits of the tree's nodes, N times [V], and wanted states [n, W, D]."""

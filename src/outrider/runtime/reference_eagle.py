@@ -30,9 +30,9 @@ Array = NDArray[Any]
 
 
 class ReferenceEagle:
-    """A `Grower` over the dequantised weights of a head and of its target."""
+    """A `Grower` over the dequantised weights of a head and of its target, with a cache like `pages`."""
 
-    def __init__(self, head: Eagle, target: ModelFiles, cache_tokens: int, page_size: int) -> None:
+    def __init__(self, head: Eagle, target: ModelFiles, pages: Pages) -> None:
         self._config, self._tokens = head.config, head.tokens
         decoder = head.config.decoder
         self._weights: dict[str, Array] = {name: tensor.float32() for name, tensor in head.tensors.items()}
@@ -40,8 +40,8 @@ class ReferenceEagle:
         self._target_head: Array | None = None
         if head.config.version == 1:
             self._target_head = target.tensors["head" if "head" in target.tensors else "embed"].float32()
-        self.pages = Pages(-(-cache_tokens // page_size), page_size, self)
-        rows = self.pages.count * page_size
+        self.pages = Pages(pages.count, pages.page_size, self)
+        rows = pages.count * pages.page_size
         form = EagleForm(
             head.config.version,
             decoder.layers,
@@ -105,10 +105,10 @@ class ReferenceEagle:
         }
 
 
-def forecast(head: Eagle, cache_tokens: int, page_size: int) -> dict[str, int]:
+def forecast(head: Eagle, pages: Pages) -> dict[str, int]:
     """What `ReferenceEagle.memory` will say, from shapes alone."""
     decoder = head.config.decoder
-    rows = -(-cache_tokens // page_size) * page_size
+    rows = pages.count * pages.page_size
     return {
         "weights": 4 * sum(int(np.prod(tensor.shape)) for tensor in head.tensors.values()),
         "cache": 8 * rows * decoder.layers * decoder.kv_heads * decoder.head_dim,

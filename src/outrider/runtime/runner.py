@@ -23,7 +23,9 @@ from outrider.core.tree import Tree
 from outrider.models.config import DecoderConfig
 
 if TYPE_CHECKING:
-    from outrider.runtime.growth import Plan, Sprout
+    from outrider.models.heads import Eagle
+    from outrider.models.load import ModelFiles
+    from outrider.runtime.growth import Grower, Plan, Sprout
 
 __all__ = ["Feed", "Runner", "Scores"]
 
@@ -98,6 +100,14 @@ class Runner(Protocol):
 
     def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
         """Draft trees for another runner's texts, or from some of its own layers: see `runtime.growth.Grower`."""
+        ...
+
+    def eagle(self, head: Eagle, files: ModelFiles, dtype: str = "auto") -> Grower:
+        """A head that drafts for this runner's model, made of `files`, with a cache of as many rows."""
+        ...
+
+    def eagle_bytes(self, head: Eagle, dtype: str = "auto") -> dict[str, int]:
+        """Bytes that `eagle` with these arguments will hold after a long prompt, by purpose, from shapes alone."""
         ...
 
     def memory(self) -> dict[str, int]:
