@@ -96,6 +96,10 @@ def drafter_of(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
         options |= {"min_ngram": 1}
     elif name == "suffix":
         options |= {"row_cost": float(rng.choice([-1.0, 0.0, 0.05])), "memory_mb": float(rng.choice([0.0, 0.01, 1.0]))}
+    elif name == "auto":
+        options |= {"row_cost": float(rng.choice([0.0, 0.05]))}
+    elif name == "layer_skip":
+        options |= {"exit_layer": 1, "min_reach": 0.0, "adaptive": bool(rng.integers(2))}
     elif name == "prediction":
         options |= {"anchor": int(rng.integers(1, 3))}
     elif name == "lookahead":

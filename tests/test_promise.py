@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from heads import head_folder, medusa_folder
 from outrider import Result
 from rigs import MIXES, Rig, accepted, engine, mix, prompts, rejected, said
 
@@ -50,6 +51,34 @@ def test_every_drafter_writes_what_plain_decoding_writes(rig: Rig, drafter: str,
         assert rejected(results) > 0
         if "draft_model" in drafter or mix_name == "greedy":
             assert accepted(results) > 0
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "auto": {"drafter": "auto", "drafter_options": {"head": str(head_folder()), "row_cost": 0.01}},
+    "auto, no head": {"drafter": "auto", "drafter_options": {"head": "none", "row_cost": 0.01}},
+    "eagle": {"drafter": "eagle", "drafter_options": {"head": str(head_folder()), "width": 3, "depth": 4}},
+    "layer_skip": {"drafter": "layer_skip", "drafter_options": {"exit_layer": 1, "adaptive": False, "min_reach": 0.0}},
+    "lookahead": {"drafter": "lookahead", "drafter_options": {"adaptive": False}},
+    "medusa": {"drafter": "medusa", "drafter_options": {"head": str(medusa_folder()), "min_confidence": 0.001}},
+    "suffix": {"drafter": "suffix", "drafter_options": {"row_cost": 0.01, "memory_mb": 1.0}},
+}
+
+
+@pytest.mark.parametrize("mix_name", ["greedy, penalised", "T 0.7, top-k, bias", "T 1.3, all of them"])
+@pytest.mark.parametrize("drafter", OTHERS)
+@pytest.mark.parametrize("rig", RIGS, ids=lambda rig: f"{rig.runner}-{rig.dtype}")
+def test_the_other_methods_write_it_too(rig: Rig, drafter: str, mix_name: str) -> None:
+    """Every method of the folder that guesses by itself, in a batch and in chunks."""
+    speculative = engine(rig, batch_size=3, prefill_chunk=16, **OTHERS[drafter])
+    results: list[Result] = []
+    for seed in SEEDS:
+        got = speculative.generate(prompts(4), mix(mix_name, seed))
+        assert [said(r) for r in got] == [said(r) for r in plain(rig, mix_name, seed)]
+        assert [r.drafter_error for r in got] == [None] * 4
+        results += got
+    assert rejected(results) > 0
+    speculative.runner.pages.check_integrity()
+    assert speculative.runner.pages.free == speculative.runner.pages.count
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

@@ -54,6 +54,9 @@ PROMPTS: list[Any] = [
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
+    "auto": {"drafter": "auto"},
+    "lookahead": {"drafter": "lookahead"},
+    "layer_skip": {"drafter": "layer_skip", "drafter_options": {"adaptive": False}},
     "draft_model, tree": {"drafter": "draft_model", "drafter_options": {"max_draft_tokens": 9, "width": 3, "depth": 4}},
     "junk, tree": {"drafter": "junk", "drafter_options": {"max_draft_tokens": 12}},
 }
