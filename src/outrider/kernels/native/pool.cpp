@@ -17,13 +17,14 @@ constexpr std::chrono::microseconds kLinger{40};
 // Rounds of spinning after which a thread looks at the clock, and after which it lets others run: who it waits for may
 // have no core.
 constexpr int kShort = 100, kPatience = 2000;
-// A region was stuck if one of its threads waited so long, and for a third of the time: two that share a core wait for
+// A region was stuck if one of its threads waited so long, and for two fifths of the time: two that share a core wait for
 // half of it each.
 constexpr std::chrono::microseconds kLongWait{20};
-// So many stuck regions in a row are no accident.
-constexpr int kStuck = 2;
+// So many stuck regions in a row are no accident. A try after a rest begins at the second, not higher: its first region
+// waits for threads that have fallen asleep.
+constexpr int kStuck = 3;
 // Regions with fewer threads before all are tried again: at first, and after many tries in vain.
-constexpr int kFirstRest = 16, kLastRest = 256;
+constexpr int kFirstRest = 16, kLastRest = 512;
 
 void pause() {
 #if defined(__x86_64__)
@@ -122,13 +123,13 @@ void Staffing::learn(const Report& report) {
     if (--rest_ == 0) now_ = all_;
     return;
   }
-  if (report.waited < kLongWait || 3 * report.waited < report.took) {
+  if (report.waited < kLongWait || 5 * report.waited < 2 * report.took) {
     stuck_ = 0;
     next_rest_ = kFirstRest;
     return;
   }
   if (++stuck_ < kStuck) return;
-  stuck_ = kStuck - 1;  // the next try has failed at once if it fails
+  stuck_ = 1;
   now_ = std::max(1, all_ / 2);
   rest_ = std::max(next_rest_, kFirstRest);
   next_rest_ = std::min(2 * rest_, kLastRest);
