@@ -17,13 +17,16 @@ NATIVE = Rig(runner="native")
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target itself as a draft that knows 70 of its tokens, in Q8_0."""
-    folder = tmp_path_factory.mktemp("draft")
+    return write(tmp_path_factory.mktemp("draft"), "F32")
+
+
+def write(folder: Path, kind: str) -> Path:
+    """The target itself as a draft that knows 70 of its tokens."""
     target = files()
     tokens = np.sort(np.random.default_rng(1).choice(target.config.vocabulary, 70, replace=False))
     head = target.tensors["head" if "head" in target.tensors else "embed"].float32()
     values = {name: part.float32() for name, part in target.tensors.items() if name not in ("embed", "head")}
-    write_draft(folder, target.config, values | {"head": head[tokens]}, tokens, target=target, kind="F32")
+    write_draft(folder, target.config, values | {"head": head[tokens]}, tokens, target=target, kind=kind)
     return folder
 
 
@@ -53,3 +56,11 @@ def test_a_draft_with_few_tokens_says_what_it_can(small: Path, rig: Rig, name: s
     told, held = speculative.forecast("draft_model"), speculative._drafter("draft_model").memory()
     for purpose in ("draft weights", "draft cache"):
         assert told[purpose] == pytest.approx(held[purpose], rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
+def test_every_storage_format_drafts(kind: str, tmp_path: Path) -> None:
+    """Weights in 8 bits with scales, as training writes them by default: nearly the same guesses."""
+    speculative = drafted("draft_model", draft_model=str(write(tmp_path, kind)))
+    assert read_draft(tmp_path, files()).tensors["head"].kind == kind
+    assert accepted(speculative.generate(prompts(3), mix("greedy", 4, max_tokens=30))) > 20

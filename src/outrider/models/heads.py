@@ -449,7 +449,8 @@ def _decoder(layer: Mapping[str, Any], target: DecoderConfig, where: Path, layer
         "max_position_embeddings": target.context,
         "rms_norm_eps": target.norm_eps,
     }
-    given = {name: value for name, value in layer.items() if value is not None}
+    # how weights are stored is told by the tensors themselves
+    given = {name: value for name, value in layer.items() if value is not None and name != "quantization_config"}
     heads = given.get("num_attention_heads", target.heads)
     if given.get("hidden_size", target.hidden) == target.hidden and heads == target.heads:
         plain["head_dim"] = target.head_dim
