@@ -61,9 +61,6 @@ def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=15,
         ws="none",
     )
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    log.info("serving %s at http://%s:%d/v1", service.name, shown, port)
     _Server(config, service).run(sockets=[listener])
     log.info("ended")
 
@@ -74,6 +71,14 @@ class _Server(uvicorn.Server):
         self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and only then say where."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            log.info("serving %s at http://%s:%d/v1", self._service.name, shown, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Runs between two bytecodes of the main thread, as signal handlers do."""
