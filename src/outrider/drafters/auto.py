@@ -23,6 +23,7 @@ from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
 __all__ = ["DRAFTER"]
 
 _HEAD = "eagle"
+_REACH = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +209,9 @@ def _together(looked_up: float | None, head: float | None, *, contested: bool) -
     if looked_up is not None and head is not None:
         return min(1.0, (max(looked_up, head) + 1 - (1 - looked_up) * (1 - head)) / 2)
     if looked_up is not None:
-        return looked_up * (0.35 + 0.55 * looked_up) if contested else looked_up
+        return looked_up * (0.28 + 0.5 * looked_up) if contested else looked_up
     assert head is not None
-    return head * 0.85 if contested else head
+    return head * 0.95 if contested else head
 
 
 def _share(chances: Sequence[float], node: int, parent: int) -> float:
@@ -260,7 +261,8 @@ def _forecast_head(options: AutoOptions, context: Context) -> dict[str, int]:
 def _head_class(options: AutoOptions) -> tuple[type[Drafter], Any] | None:
     if options.head == "none" or _HEAD not in registry.names():
         return None
-    return registry.find(_HEAD), registry.options(_HEAD, {"head": options.head} if options.head else {})
+    # beside a match, a level that is seldom reached pays less: fewer levels than the head alone would grow
+    return registry.find(_HEAD), registry.options(_HEAD, {"head": options.head, "min_reach": _REACH})
 
 
 DRAFTER = Auto
