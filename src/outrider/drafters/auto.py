@@ -24,6 +24,7 @@ __all__ = ["DRAFTER"]
 
 _HEAD = "eagle"
 _REACH = 0.35
+_LEAST = 0.03  # a guess less likely than this is not worth its row anywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +230,10 @@ def _children(parents: Sequence[int]) -> list[list[int]]:
 
 def _suffix_options(options: AutoOptions) -> SuffixOptions:
     return SuffixOptions(
-        max_draft_tokens=options.max_draft_tokens, memory_mb=options.memory_mb, row_cost=options.row_cost
+        max_draft_tokens=options.max_draft_tokens,
+        min_probability=_LEAST,
+        memory_mb=options.memory_mb,
+        row_cost=options.row_cost,
     )
 
 
