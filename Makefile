@@ -40,8 +40,8 @@ sanitize: setup
 	@$(BIN)/cmake --build $(SANITIZED) --target _native
 	@OUTRIDER_NATIVE=$$(ls $(SANITIZED)/_native*.so) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	    $(BIN)/python -m pytest -p no:cacheprovider -m "not model and not oracle" tests/test_linear.py tests/test_native_runner.py \
-	    tests/test_sampling.py tests/test_noise.py tests/test_drafters.py
+	    $(BIN)/python -m pytest -p no:cacheprovider -m "not model and not oracle" tests/test_linear.py tests/test_packed.py tests/test_native_runner.py \
+	    tests/test_sampling.py tests/test_noise.py tests/test_growth.py tests/test_drafters.py
 
 bench: setup-demo
 	@$(BIN)/outrider bench --prompts benchmarks/prompts.jsonl --json build/bench.json
