@@ -540,6 +540,21 @@ def test_the_server_says_what_it_is(server: Running) -> None:
     assert set(httpx2.get(f"{server.url}/version").json()) == {"version"}
 
 
+def test_the_api_describes_itself(server: Running) -> None:
+    """Every reference of the OpenAPI document resolves, each body is described, and no 422 is promised."""
+    document = httpx2.get(f"{server.url}/openapi.json").json()
+    for reference in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)):
+        found: Any = document
+        for part in reference.split("/"):
+            found = found[part]
+    posts = {path: entry["post"] for path, entry in document["paths"].items() if "post" in entry}
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"} == set(posts)
+    for operation in posts.values():
+        assert "application/json" in operation["requestBody"]["content"]
+        assert "400" in operation["responses"]
+        assert "422" not in operation["responses"]
+
+
 def test_text_becomes_tokens_and_back(server: Running) -> None:
     """/tokenize and /detokenize are inverse; a conversation is tokenized as the chat would be."""
     answer = httpx2.post(f"{server.url}/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
