@@ -33,7 +33,7 @@ class _Record:
     gain: float = 0.0  # seconds saved per second of plain decoding, lately
     steps: int = 0  # since it was switched on
     rest: int = 0  # steps until it may try again
-    next_rest: int = 256
+    next_rest: int = 64
     claimed: float = 4.0  # guesses that it said would come true, and those that did
     came_true: float = 4.0
     # by depth: the share of the last steps that guessed so deep, and that were right so far
@@ -50,7 +50,7 @@ class Controller:
 
     _OVERHEAD = 0.01  # of a plain step: what verifying any guess costs beside the rows
     _TRIAL = 16  # steps before a drafter is judged
-    _LOSS = -0.02  # gain below which it rests
+    _LOSS = -0.05  # gain below which it rests
     _LONGEST_REST = 2048
     _PACE = 0.06
     _FORGET = 0.995
