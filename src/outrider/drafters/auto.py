@@ -70,7 +70,7 @@ class Auto(SelfPaced):
         self.wants: tuple[int, ...] = self._head.wants if self._head else ()
         self._worth: dict[int, _Worth] = {}
         self._usual = self._WORTH
-        self._seconds: float | None = None  # of a head's tree
+        self._head_cost = self._HEAD_COST  # of a tree, in plain steps
 
     @classmethod
     def forecast(cls, options: AutoOptions, context: Context) -> dict[str, int]:
@@ -129,24 +129,23 @@ class Auto(SelfPaced):
         head = self._usual if request.rejection else self._worth.get(request.id, _Worth(self._usual)).tokens
         # where the first guess that was looked up is right, the head would mostly have said the same
         both = batch + won + max(0.0, 1.0 - first) * head * self._AGREEING
-        cost = self._HEAD_COST
-        if not request.rejection and self._seconds is not None and self._costs.unit is not None:
-            cost = self._seconds / self._costs.unit
+        cost = self._HEAD_COST if request.rejection else self._head_cost
         rows = min(batch + max(count, 8), len(curve) - 1)
         if both / (curve[rows] + cost) > alone:
             return True
-        # not asked, it cannot show that it has become better: expectations go back to the first ones, slowly
+        # not asked, it cannot show that it has become better or cheaper: expectations go back to the first ones, slowly
         worth = self._worth.get(request.id)
         if worth is not None:
             worth.tokens += self._RETURN * (self._usual - worth.tokens)
         self._usual += self._RETURN / 10 * (self._WORTH - self._usual)
+        self._head_cost += self._RETURN * (self._HEAD_COST - self._head_cost)
         return False
 
     def _measure(self, seconds: float) -> None:
-        if self._seconds is None:
-            self._seconds = seconds
-        else:
-            self._seconds += self._PACE * (min(seconds, 2 * self._seconds) - self._seconds)
+        """What a head's tree took, in plain steps. One that also fed much of the text counts as half as dear again."""
+        unit = self._costs.unit
+        if unit is not None:
+            self._head_cost += self._PACE * (min(seconds / unit, 1.5 * self._head_cost) - self._head_cost)
 
     def _learn(self, request: Request, chances: Sequence[float]) -> None:
         """What the head expects of its own tree: in this text, and in texts at large."""
