@@ -35,13 +35,13 @@ States = NDArray[np.float32]  # [n, F], F = W * D floats of a row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleOptions(Options):
-    max_draft_tokens: int = field(default=12, metadata={"help": "guesses per step at most"})
+    max_draft_tokens: int = field(default=24, metadata={"help": "guesses per step at most"})
     head: str = field(default="", metadata={"help": "folder of the head; empty = the one shipped for this target"})
     depth: int = field(default=6, metadata={"help": "longest path of a tree"})
-    width: int = field(default=4, metadata={"help": "siblings per node and nodes per level at most; 1 = a chain"})
-    min_confidence: float = field(default=0.03, metadata={"help": "match only: less likely guesses are not made"})
+    width: int = field(default=8, metadata={"help": "siblings per node and nodes per level at most; 1 = a chain"})
+    min_confidence: float = field(default=0.02, metadata={"help": "match only: less likely guesses are not made"})
     min_reach: float = field(
-        default=0.35, metadata={"help": "match only: a level is grown if its parents are right with this chance"}
+        default=0.2, metadata={"help": "match only: a level is grown if its parents are right with this chance"}
     )
     head_dtype: str = field(default="auto", metadata={"help": "fp32, bf16, int8, int4; auto = as the file has it"})
 

@@ -50,9 +50,10 @@ class Controller:
 
     _OVERHEAD = 0.01  # of a plain step: what verifying any guess costs beside the rows
     _TRIAL = 16  # steps before a drafter is judged
-    _LOSS = -0.05  # gain below which it rests
+    _LOSS = -0.08  # gain below which it rests
     _LONGEST_REST = 2048
     _PACE = 0.06
+    _VERDICT = 0.03  # how fast the gain follows: a step brings 0 to 5 tokens, and its mean is what counts
     _FORGET = 0.995
     _BASELINE, _LOOKS = 128, 2  # steps between looks at plain decoding, and plain steps of each
 
@@ -144,7 +145,7 @@ class Controller:
 
     def _judge(self, record: _Record, gain: float) -> None:
         record.steps += 1
-        record.gain += max(self._PACE, 1 / record.steps) * (gain - record.gain)
+        record.gain += max(self._VERDICT, 1 / record.steps) * (gain - record.gain)
         if record.steps < self._TRIAL:
             return
         if record.gain < self._LOSS:
