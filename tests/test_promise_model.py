@@ -54,6 +54,7 @@ PROMPTS: list[Any] = [
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
+    "eagle": {"drafter": "eagle"},  # the head that comes with the package
     "auto": {"drafter": "auto"},
     "lookahead": {"drafter": "lookahead"},
     "layer_skip": {"drafter": "layer_skip", "drafter_options": {"adaptive": False}},
