@@ -128,6 +128,7 @@ class Dense:
 class Dequantised:
     config: DecoderConfig
     tensors: dict[str, Dense]
+    tokens: None = None
 
 
 def state_dict(files: Dequantised) -> Iterator[tuple[str, Any]]:

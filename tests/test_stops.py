@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import Engine, Result, SamplingParams
+from outrider.drafters.costs import Costs
 from rigs import Rig, engine, files, loaded, mix, prompts, said
 
 LENGTH = 20
@@ -15,13 +16,15 @@ LENGTH = 20
 
 def twin(**settings: Any) -> Engine:
     """An engine whose draft is the target itself: runs of 7 tokens are accepted, and every offset is inside one."""
-    return Engine.from_loaded(
+    made = Engine.from_loaded(
         loaded(files()),
         drafter="draft_model",
         draft=loaded(files()),
         drafter_options={"max_draft_tokens": 6},
         **settings,
     )
+    made._controller.costs = Costs(row=0.0)  # whole drafts, whatever their chances
+    return made
 
 
 @pytest.fixture(scope="module")
