@@ -54,12 +54,15 @@ def test_a_standard_stream_that_is_closed(arguments: list[str], closed: int, cod
     assert error.count(b"\n") == (code == 2 and closed != 2)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["--help"], ["drafters", "--json"], ["generate", "ab", "-n", "3"]])
-def test_a_full_disk_behind_standard_output(arguments: list[str], folder: Path) -> None:
+def test_a_full_disk_behind_standard_output(arguments: list[str], unbuffered: str, folder: Path) -> None:
+    """It is told in one line, whether the failure comes with the first character or when the buffer is written."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     model = ["--model", str(folder / "long")] if arguments[0] == "generate" else []
-    with open("/dev/full", "wb") as full, start(*arguments, *model, stdout=full) as process:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full, start(*arguments, *model, stdout=full, env=environment) as process:
         _, error = process.communicate(timeout=60)
     assert process.returncode == 2
     assert error.splitlines() == [b"outrider: standard output: No space left on device"]

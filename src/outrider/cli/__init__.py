@@ -99,6 +99,11 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def _drop_output() -> None:
+    """What is still buffered goes nowhere: or the interpreter would fail on it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 for a failed check, 2 for input refused, 130 for Ctrl-C."""
     _open_streams()
@@ -109,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = command.main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="outrider", standalone_mode=False
         )
+        sys.stdout.flush()  # here a full disk can still be told; when the interpreter ends it cannot
     except typer.TyperException as error:
         message = error.format_message().rstrip(".")
         print(_one_line(error, message[:1].lower() + message[1:]), file=sys.stderr)
@@ -119,10 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_one_line(error, str(error)), file=sys.stderr)
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing left to say
+        _drop_output()  # the reader has gone: nothing left to say
         return 1
     except OSError as error:
-        where = error.filename or ("standard output" if error.errno in _WRITING else None)
+        where = error.filename
+        if where is None and error.errno in _WRITING:
+            where = "standard output"
+            _drop_output()
         print(_one_line(error, f"{where}: {error.strerror}" if where else str(error)), file=sys.stderr)
         return 2
     except MemoryError as error:
