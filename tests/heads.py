@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,10 +29,15 @@ from rigs import files
 @lru_cache(maxsize=1)
 def head_folder() -> Path:
     """A random EAGLE-3 head for the tiny target of the rigs, on disk until the process ends."""
+    return kept(eagle3)
+
+
+def kept(make: Callable[[Path, ModelFiles], object]) -> Path:
+    """The folder that `make` fills for the tiny target."""
     folder = TemporaryDirectory(prefix="outrider-head-")
     atexit.register(folder.cleanup)
     path = Path(folder.name) / "head"
-    eagle3(path, files())
+    make(path, files())
     return path
 
 
@@ -52,11 +58,7 @@ def eagle3(
 @lru_cache(maxsize=1)
 def medusa_folder() -> Path:
     """Random Medusa heads for the tiny target of the rigs, on disk until the process ends."""
-    folder = TemporaryDirectory(prefix="outrider-heads-")
-    atexit.register(folder.cleanup)
-    path = Path(folder.name) / "medusa"
-    medusa(path, files())
-    return path
+    return kept(medusa)
 
 
 def medusa(

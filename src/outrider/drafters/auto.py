@@ -17,7 +17,8 @@ from typing import Any
 
 from outrider.core.tree import Tree
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request, SelfPaced
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, PricedOptions, Request, SelfPaced
+from outrider.drafters.costs import paying
 from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
 
 __all__ = ["DRAFTER"]
@@ -28,7 +29,7 @@ _LEAST = 0.03  # a guess less likely than this is not worth its row anywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoOptions(Options):
+class AutoOptions(PricedOptions):
     max_draft_tokens: int = field(default=32, metadata={"help": "guesses per step at most; fewer where it pays"})
     head: str = field(
         default="", metadata={"help": "folder of an EAGLE head; empty: the one shipped for the model, if any; none: no"}
@@ -37,16 +38,6 @@ class AutoOptions(Options):
         default=0.0,
         metadata={"help": "memory for what earlier requests were answered, whoever asked; the oldest half goes first"},
     )
-    row_cost: float = field(
-        default=-1.0, metadata={"help": "what a guess costs, as a share of a plain step; negative: measured"}
-    )
-
-
-@dataclass(slots=True)
-class _Worth:
-    """What the head gives and takes: tokens expected of its trees in one text, beyond the plain one."""
-
-    tokens: float
 
 
 class Auto(SelfPaced):
@@ -68,7 +59,7 @@ class Auto(SelfPaced):
         self._costs = self._suffix.costs
         self._head = _head(options, context)
         self.wants: tuple[int, ...] = self._head.wants if self._head else ()
-        self._worth: dict[int, _Worth] = {}
+        self._worth: dict[int, float] = {}  # by text, tokens expected of the head's trees beyond the plain one
         self._usual = self._WORTH
         self._head_cost = self._HEAD_COST  # of a tree, in plain steps
 
@@ -126,7 +117,7 @@ class Auto(SelfPaced):
         count, won = _best(sorted(guesses.chances[1:], reverse=True), curve, batch, float(batch), request.budget)
         alone = (batch + won) / curve[min(batch + count, len(curve) - 1)]
         first = sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0)
-        head = self._usual if request.rejection else self._worth.get(request.id, _Worth(self._usual)).tokens
+        head = self._usual if request.rejection else self._worth.get(request.id, self._usual)
         # where the first guess that was looked up is right, the head would mostly have said the same
         both = batch + won + max(0.0, 1.0 - first) * head * self._AGREEING
         cost = self._HEAD_COST if request.rejection else self._head_cost
@@ -136,7 +127,7 @@ class Auto(SelfPaced):
         # not asked, it cannot show that it has become better or cheaper: expectations go back to the first ones, slowly
         worth = self._worth.get(request.id)
         if worth is not None:
-            worth.tokens += self._RETURN * (self._usual - worth.tokens)
+            self._worth[request.id] = worth + self._RETURN * (self._usual - worth)
         self._usual += self._RETURN / 10 * (self._WORTH - self._usual)
         self._head_cost += self._RETURN * (self._HEAD_COST - self._head_cost)
         return False
@@ -150,8 +141,8 @@ class Auto(SelfPaced):
     def _learn(self, request: Request, chances: Sequence[float]) -> None:
         """What the head expects of its own tree: in this text, and in texts at large."""
         expected = sum(chances[1:])
-        worth = self._worth.setdefault(request.id, _Worth(self._usual))
-        worth.tokens += self._PACE * (expected - worth.tokens)
+        worth = self._worth.get(request.id, self._usual)
+        self._worth[request.id] = worth + self._PACE * (expected - worth)
         self._usual += self._PACE / 10 * (expected - self._usual)
 
     def _paying(self, request: Request, guesses: Guesses, rows: int, gain: float) -> tuple[Tree, float]:
@@ -166,15 +157,8 @@ class Auto(SelfPaced):
 
 
 def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: float, most: int) -> tuple[int, float]:
-    """How many guesses of falling chances give the most tokens per time, and what they bring."""
-    kept, won, best = 0, 0.0, gain / curve[min(rows, len(curve) - 1)]
-    tokens = gain
-    for count, chance in enumerate(chances[: min(most, len(curve) - 1 - rows)], start=1):
-        tokens += chance
-        rate = tokens / curve[rows + count]
-        if rate > best:
-            kept, won, best = count, tokens - gain, rate
-    return kept, won
+    """`paying` within `most` guesses and the rows whose cost is known."""
+    return paying(chances[: min(most, len(curve) - 1 - rows)], curve, rows, gain)
 
 
 def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> Guesses:

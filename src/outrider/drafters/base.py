@@ -19,7 +19,17 @@ from outrider.runtime.runner import Runner, Scores
 if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
 
-__all__ = ["Context", "Drafter", "DrafterError", "Observation", "Options", "Request", "SelfPaced", "Stateless"]
+__all__ = [
+    "Context",
+    "Drafter",
+    "DrafterError",
+    "Observation",
+    "Options",
+    "PricedOptions",
+    "Request",
+    "SelfPaced",
+    "Stateless",
+]
 
 
 class DrafterError(ValueError):
@@ -31,6 +41,19 @@ class Options:
     """Base of each drafter's options; its fields become command-line and JSON options. Unknown names are refused."""
 
     max_draft_tokens: int = field(default=8, metadata={"help": "guesses per step at most"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedOptions(Options):
+    """Of a drafter that weighs each guess against what its row costs."""
+
+    row_cost: float = field(
+        default=-1.0, metadata={"help": "what a guess costs, as a share of a plain step; negative: measured"}
+    )
+
+    def costs(self, context: Context) -> Costs:
+        """The costs that decide: the engine's, unless a price is given."""
+        return context.costs if self.row_cost < 0 else Costs(self.row_cost)
 
 
 @dataclass(slots=True)

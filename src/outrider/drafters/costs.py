@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-__all__ = ["Bet", "Costs"]
+__all__ = ["Bet", "Costs", "paying"]
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # Usual for a small model on a CPU (`outrider bench kernels`, int8 and bf16): flat where the weights' way through
@@ -76,6 +76,25 @@ class Costs:
         for relative in self._relative[1:]:
             out.append(max(relative, out[-1] * 1.002))
         return out
+
+
+def paying(
+    chances: Sequence[float], curve: Sequence[float], rows: int, tokens: float, *, overhead: float = 0.0
+) -> tuple[int, float]:
+    """How many guesses of falling chances give the most tokens per time, and what they bring.
+
+    They come beside `rows` rows that the forward has anyway and that bring `tokens`. `overhead` is what any guess at
+    all costs, in plain steps. Beyond the end of the curve rows cost what its last one does.
+    """
+    last = len(curve) - 1
+    kept, won, best = 0, 0.0, tokens / curve[min(rows, last)]
+    expected = tokens
+    for count, chance in enumerate(chances, start=1):
+        expected += chance
+        rate = expected / (curve[min(rows + count, last)] + overhead)
+        if rate > best:
+            kept, won, best = count, expected - tokens, rate
+    return kept, won
 
 
 class Bet:

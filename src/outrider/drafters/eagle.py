@@ -12,10 +12,8 @@ the target's states, guessed ones with the head's own output; the latter are nev
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +21,8 @@ from numpy.typing import NDArray
 from outrider.core.cache import CacheFullError, Rows
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.models.errors import ModelError
-from outrider.models.heads import Eagle, read_head
-from outrider.models.shipped import find_shipped
+from outrider.drafters.head_folder import open_head, warn_of_another_target
+from outrider.models.heads import Eagle
 from outrider.runtime.growth import Plan, Sprout
 
 __all__ = ["DRAFTER"]
@@ -75,11 +72,8 @@ class EagleDrafter:
             raise DrafterError("eagle: width and depth are in [1, 64]")
         if not 0 <= options.min_confidence < 1 or not 0 <= options.min_reach < 1:
             raise DrafterError("eagle: min_confidence and min_reach are in [0, 1)")
-        head = _read(options, context)
-        if head.config.target_sha256 is not None:
-            warning = head.warning(context.files.sha256())
-            if warning is not None:
-                warnings.warn(warning, RuntimeWarning, stacklevel=2)
+        head = open_head(Eagle, options.head, context)
+        warn_of_another_target(head, context)
         self.options = options
         self.wants: tuple[int, ...] = head.config.wants
         self._plan = Plan(context.config.vocabulary, options.width, options.min_confidence, options.min_reach)
@@ -88,7 +82,7 @@ class EagleDrafter:
 
     @classmethod
     def forecast(cls, options: EagleOptions, context: Context) -> dict[str, int]:
-        forecast = context.target.eagle_bytes(_read(options, context), options.head_dtype)
+        forecast = context.target.eagle_bytes(open_head(Eagle, options.head, context), options.head_dtype)
         return {f"head {purpose}": size for purpose, size in forecast.items()}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
@@ -170,22 +164,6 @@ class EagleDrafter:
         if done > 0:
             text.states = text.states[done:].copy()
             text.first += done
-
-
-def _read(options: EagleOptions, context: Context) -> Eagle:
-    folder = Path(options.head) if options.head else find_shipped("eagle", context.files.sha256())
-    if folder is None:
-        raise DrafterError(
-            f"eagle: no head comes with the package for {context.files.name}: train one (`outrider train eagle`) and "
-            "pass --drafter-option head=FOLDER"
-        )
-    try:
-        head = read_head(folder, context.config)
-    except ModelError as error:
-        raise DrafterError(f"eagle: {error}") from None
-    if not isinstance(head, Eagle):
-        raise DrafterError(f"eagle: {folder} holds Medusa heads: use --drafter medusa")
-    return head
 
 
 DRAFTER = EagleDrafter

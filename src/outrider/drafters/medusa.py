@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +24,8 @@ from outrider.core.sampling import DrawError
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.models.errors import ModelError
-from outrider.models.heads import Medusa, read_head
-from outrider.models.shipped import find_shipped
+from outrider.drafters.head_folder import open_head, warn_of_another_target
+from outrider.models.heads import Medusa
 from outrider.runtime.medusa import MedusaHeads, forecast
 
 __all__ = ["DRAFTER"]
@@ -54,11 +51,8 @@ class MedusaDrafter:
     def __init__(self, options: MedusaOptions, context: Context) -> None:
         if not 0 < options.min_confidence <= 1:
             raise DrafterError("medusa: min_confidence is in (0, 1]")
-        heads = _read(options, context)
-        if heads.config.target_sha256 is not None:
-            warning = heads.warning(context.files.sha256())
-            if warning is not None:
-                warnings.warn(warning, RuntimeWarning, stacklevel=2)
+        heads = open_head(Medusa, options.head, context)
+        warn_of_another_target(heads, context)
         self.options = options
         self.wants: tuple[int, ...] = heads.config.wants
         self._vocabulary = context.config.vocabulary
@@ -68,7 +62,7 @@ class MedusaDrafter:
 
     @classmethod
     def forecast(cls, options: MedusaOptions, context: Context) -> dict[str, int]:
-        return {"heads": forecast(_read(options, context), context.target, options.head_dtype)}
+        return {"heads": forecast(open_head(Medusa, options.head, context), context.target, options.head_dtype)}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
@@ -145,22 +139,6 @@ class MedusaDrafter:
             sums = temperature * (own + drawn)
             own = sums - sums.max() - math.log(np.exp(sums - sums.max()).sum())
         return list(zip(tokens.tolist(), np.exp(own).tolist(), strict=True))
-
-
-def _read(options: MedusaOptions, context: Context) -> Medusa:
-    folder = Path(options.head) if options.head else find_shipped("medusa", context.files.sha256())
-    if folder is None:
-        raise DrafterError(
-            f"medusa: no heads come with the package for {context.files.name}: train them (`outrider train medusa`) "
-            "and pass --drafter-option head=FOLDER"
-        )
-    try:
-        heads = read_head(folder, context.config)
-    except ModelError as error:
-        raise DrafterError(f"medusa: {error}") from None
-    if not isinstance(heads, Medusa):
-        raise DrafterError(f"medusa: {folder} holds an EAGLE head: use --drafter eagle")
-    return heads
 
 
 DRAFTER = MedusaDrafter

@@ -11,20 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
-from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.drafters.costs import Costs
+from outrider.drafters.base import Context, DrafterError, Observation, PricedOptions, Request
 
 __all__ = ["DRAFTER"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOptions(Options):
+class PredictionOptions(PricedOptions):
     max_draft_tokens: int = field(default=64, metadata={"help": "guesses per step at most; fewer where it pays"})
     anchor: int = field(
         default=3, metadata={"help": "tokens that must agree before the draft goes on after a difference"}
-    )
-    row_cost: float = field(
-        default=-1.0, metadata={"help": "what a guess costs, as a share of a plain step; negative: measured"}
     )
 
 
@@ -61,7 +57,7 @@ class Prediction:
         if options.anchor < 1:
             raise DrafterError(f"prediction: anchor {options.anchor} is below 1")
         self.options = options
-        self.costs = context.costs if options.row_cost < 0 else Costs(options.row_cost)
+        self.costs = options.costs(context)
         self._places: dict[int, _Place] = {}
 
     @classmethod

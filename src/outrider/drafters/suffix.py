@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.drafters.automaton import STATE_BYTES, Automaton
-from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.drafters.costs import Costs
+from outrider.drafters.base import Context, DrafterError, Observation, PricedOptions, Request
 
 __all__ = ["DRAFTER", "Guesses", "Suffix"]
 
@@ -36,16 +35,13 @@ _WIDE = 16  # a match with more kinds of continuations says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuffixOptions(Options):
+class SuffixOptions(PricedOptions):
     max_draft_tokens: int = field(default=24, metadata={"help": "guesses per step at most"})
     min_match: int = field(default=1, metadata={"help": "a shorter match proposes nothing"})
     min_probability: float = field(default=0.01, metadata={"help": "a guess less likely than this is left out"})
     memory_mb: float = field(
         default=0.0,
         metadata={"help": "memory for what earlier requests were answered, whoever asked; the oldest half goes first"},
-    )
-    row_cost: float = field(
-        default=-1.0, metadata={"help": "what a guess costs, as a share of a plain step; negative: measured"}
     )
 
 
@@ -92,7 +88,7 @@ class Suffix:
         if options.min_match < 1 or not 0 < options.min_probability <= 1 or options.memory_mb < 0:
             raise DrafterError("suffix: min_match is at least 1, min_probability in (0, 1] and memory_mb not below 0")
         self.options = options
-        self.costs = context.costs if options.row_cost < 0 else Costs(options.row_cost)
+        self.costs = options.costs(context)
         self._texts: dict[int, _Text] = {}
         self._memory = _Memory(options.memory_mb)
 
@@ -233,10 +229,9 @@ class Suffix:
                     break
                 if kinds:
                     discount = _DISCOUNTS[matched if matched < _LONG else _LONG]
-                    if kinds == 1:
-                        ((token, after),) = branches.items()
-                        n = counts[after] or 1
-                        share = left * (n - discount) / n
+                    n = sum([counts[after] or 1 for after in branches.values()])
+                    for token, after in branches.items():
+                        share = left * ((counts[after] or 1) - discount) / n
                         if token in found:
                             before, where = found[token]
                             if where[-1][0] is not automaton:
@@ -244,17 +239,6 @@ class Suffix:
                             found[token] = before + share, where
                         elif token >= 0:
                             found[token] = share, ((automaton, after, matched + 1),)
-                    else:
-                        n = sum([counts[after] or 1 for after in branches.values()])
-                        for token, after in branches.items():
-                            share = left * ((counts[after] or 1) - discount) / n
-                            if token in found:
-                                before, where = found[token]
-                                if where[-1][0] is not automaton:
-                                    where = (*where, (automaton, after, matched + 1))
-                                found[token] = before + share, where
-                            elif token >= 0:
-                                found[token] = share, ((automaton, after, matched + 1),)
                     left *= discount * kinds / n
                 state = links[state]
                 matched = lengths[state]

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
-from outrider.drafters.costs import Costs
+from outrider.drafters.costs import Costs, paying
 
 __all__ = ["Controller", "Drafted"]
+
+_FIRST_REST = 64  # steps
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class _Record:
     gain: float = 0.0  # seconds saved per second of plain decoding, lately
     steps: int = 0  # since it was switched on
     rest: int = 0  # steps until it may try again
-    next_rest: int = 64
+    next_rest: int = _FIRST_REST
     claimed: float = 4.0  # guesses that it said would come true, and those that did
     came_true: float = 4.0
     # by depth: the share of the last steps that guessed so deep, and that were right so far
@@ -105,13 +107,7 @@ class Controller:
     ) -> list[Tree]:
         """The likeliest nodes of all trees, as many as pay beside `rows` rows that bring `tokens` tokens anyway."""
         ranked = sorted((chance for each in chances for chance in each[1:]), reverse=True)
-        last = len(curve) - 1
-        count, most = 0, tokens / curve[min(rows, last)]
-        for number, chance in enumerate(ranked, start=1):
-            tokens += chance
-            rate = tokens / (curve[min(rows + number, last)] + self._OVERHEAD)
-            if rate > most:
-                count, most = number, rate
+        count, _ = paying(ranked, curve, rows, tokens, overhead=self._OVERHEAD)
         if count == len(ranked):
             return list(trees)
         floor = ranked[count - 1] if count else math.inf
@@ -153,7 +149,7 @@ class Controller:
             record.steps = 0
             record.right, record.tried = [], []
         elif record.gain > -self._LOSS:
-            record.next_rest = _Record().next_rest
+            record.next_rest = _FIRST_REST
 
     def _learn(self, record: _Record, draft: Drafted) -> None:
         for tree, accepted in zip(draft.trees, draft.accepted, strict=True):

@@ -96,6 +96,7 @@ class _Head:
     path: Path
     tensors: Mapping[str, Tensor] = field(repr=False)
     tokens: NDArray[np.int64] | None = field(repr=False)  # draft token -> target token, ascending; None: the same
+    config: EagleConfig | MedusaConfig
 
     def target_tokens(self, draft: NDArray[np.integer]) -> NDArray[np.int64]:
         """Draft tokens as the target numbers them."""
@@ -105,12 +106,13 @@ class _Head:
         """Bytes of the weights as they lie in the file."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def mismatch(self, recorded: str | None, sha256: str) -> str | None:
+    def warning(self, target_sha256: str) -> str | None:
         """A warning with both hashes if the head was made for another target; None if not, or if it does not say."""
-        if recorded is None or recorded == sha256:
+        recorded = self.config.target_sha256
+        if recorded is None or recorded == target_sha256:
             return None
         return (
-            f"{self.path}: made for the target with SHA-256 {recorded}, and this one has {sha256}: "
+            f"{self.path}: made for the target with SHA-256 {recorded}, and this one has {target_sha256}: "
             "its guesses will be worse; train a head for this target"
         )
 
@@ -121,18 +123,12 @@ class Eagle(_Head):
 
     config: EagleConfig
 
-    def warning(self, target_sha256: str) -> str | None:
-        return self.mismatch(self.config.target_sha256, target_sha256)
-
 
 @dataclass(frozen=True)
 class Medusa(_Head):
     """Medusa heads, checked; their tensors lie in the format of the file."""
 
     config: MedusaConfig
-
-    def warning(self, target_sha256: str) -> str | None:
-        return self.mismatch(self.config.target_sha256, target_sha256)
 
 
 # -- names and shapes ----------------------------------------------------------------------------------------------
