@@ -12,7 +12,7 @@ from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.drafters.costs import Costs
 from outrider.drafters.ngram import DRAFTER as NGRAM
-from rigs import Rig, accepted, draft_files, engine, files, loaded, mix, prompts, said
+from rigs import Rig, accepted, draft_files, engine, files, loaded, mix, prompts, rejected, said
 
 GOOD = mix("T 0.7", 1, max_tokens=20)
 HOPELESS = SamplingParams(max_tokens=20, repetition_penalty=1e-45, seed=1)  # its logits overflow
@@ -210,6 +210,21 @@ def test_the_longest_draft_is_the_callers(drafter: str) -> None:
         assert longest <= most
         # a window and its candidates are no larger than their own options make them
         assert longest > {"ngram": 15, "suffix": 24, "draft_model": 5, "junk": 8, "lookahead": 1}[drafter] or most == 1
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "auto", "prediction", "lookahead", "draft_model"])
+def test_a_batch_of_more_rows_than_were_ever_measured(drafter: str) -> None:
+    """150 texts at once: no drafter fails on it (a warning would be an error here), and the texts are plain ones."""
+    rig = Rig(cache_tokens=20_000)
+    asked = [[5, 6, 7, 8, 5, 6, 7, 3 + number % 80] for number in range(150)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    speculation = Speculation(prediction=[5, 6, 7, 8, 9] if drafter == "prediction" else None)
+    made = engine(rig, drafter=drafter, batch_size=150)
+    got = made.generate(asked, params, speculation=speculation)
+    assert [r.tokens for r in got] == [r.tokens for r in engine(rig).generate(asked, params)]
+    assert {r.drafter_error for r in got} == {None}
+    if drafter in ("ngram", "lookahead", "draft_model"):  # the others do not guess beside so many rows
+        assert rejected(got) > 0
 
 
 def test_huge_drafter_options_overflow_nothing() -> None:

@@ -158,7 +158,7 @@ class Auto(SelfPaced):
 
 def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: float, most: int) -> tuple[int, float]:
     """`paying` within `most` guesses and the rows whose cost is known."""
-    return paying(chances[: min(most, len(curve) - 1 - rows)], curve, rows, gain)
+    return paying(chances[: max(0, min(most, len(curve) - 1 - rows))], curve, rows, gain)
 
 
 def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> Guesses:

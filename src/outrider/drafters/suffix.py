@@ -190,6 +190,8 @@ class Suffix:
         """
         tokens, parents, chances = guesses.tokens, guesses.parents, guesses.chances
         most = min(budget, len(curve) - rows - 1)
+        if most <= 0:  # so many rows that nobody has measured what another one costs
+            return
         heap: list[tuple[float, int, int, int, _Contexts]] = []
         order = 0
         chance, node = trust, 0
