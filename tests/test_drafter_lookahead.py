@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from outrider import Result
-from rigs import accepted, engine, mix, prompts, said
+from rigs import accepted, engine, mix, prompts, rejected, said
 
 
 def run(mixed: str = "greedy", prompt: list[int] | None = None, **options: Any) -> list[Result]:
@@ -26,6 +26,7 @@ def test_a_window_that_brings_nothing_goes() -> None:
     prompt = rng.permutation(np.arange(3, 97)).tolist()[:40]
     always, adaptive = (run("T 1.3, min-p", prompt, adaptive=choice) for choice in (False, True))
     assert [said(r) for r in adaptive] == [said(r) for r in always]
+    assert rejected(always) > 0
     assert guesses(adaptive) < guesses(always) / 2
 
 

@@ -17,7 +17,7 @@ from outrider import Engine, Result, Speculation
 from outrider.core.shaping import Shaping
 from outrider.drafters import registry
 from outrider.drafters.base import Request
-from rigs import Rig, accepted, draft_files, files, loaded, mix, prompts, said
+from rigs import Rig, accepted, draft_files, files, loaded, mix, prompts, rejected, said
 
 NAMES = registry.names()
 ROOMY = Rig()
@@ -62,6 +62,7 @@ def test_parity_and_no_row_is_left_behind(name: str, verify: Any, plain: list[Re
     got = engine.generate(prompts(4), mix("T 0.7", 8, max_tokens=40), speculation=expected(name, plain))
     if verify == "match":
         assert [said(r) for r in got] == [said(r) for r in plain]
+        assert (rejected(got) > 0) == (name != "none")  # a draft that is always right could not show a fault
         if name not in ("none", "junk"):
             assert accepted(got) > 0
     else:
