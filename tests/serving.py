@@ -77,7 +77,7 @@ def serving(engine: Engine | None = None, **settings: Any) -> Iterator[Running]:
         thread.join()
 
 
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
     """Wait for something that happens by itself; fails if it does not."""
     end = time.monotonic() + seconds
     while not condition():

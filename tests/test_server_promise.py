@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from outrider.core.params import Constraint, SamplingParams
 from rigs import MIXES, Rig
-from serving import MODEL, Running, serving, settled, tiny_engine
+from serving import MODEL, Running, serving, settled, tiny_engine, wait_until
 
 SMALL = Rig("native", "fp32", page_size=8, cache_tokens=640)  # too small for the batch: texts are preempted
 FORMS = (
@@ -121,6 +123,24 @@ def abandoned(running: Running, body: dict[str, Any]) -> None:
         next(answer.iter_raw(), None)
 
 
+@contextmanager
+def gathered(running: Running, count: int) -> Iterator[None]:
+    """The engine begins when `count` of the requests sent in the block lie before it: however fast the machine is, they
+    do not come one after the other."""
+    gate = threading.Event()
+    commands = running.service.thread._commands
+
+    def wait() -> None:
+        gate.wait(60)
+
+    commands.put(wait)
+    yield
+    try:
+        wait_until(lambda: commands.qsize() >= count)
+    finally:
+        gate.set()
+
+
 def test_the_promise_holds_under_load() -> None:
     """64 mixed requests at 1, 8 and 32 at once, shuffled, between others that are given up, in a cache too small for
     them: texts and log-probabilities equal those of each request alone on a plain engine."""
@@ -133,10 +153,11 @@ def test_the_promise_holds_under_load() -> None:
             random.Random(concurrency).shuffle(order)
             with ThreadPoolExecutor(concurrency) as pool:
                 jobs = {}
-                for place, index in enumerate(order):
-                    if place % 5 == 0:
-                        pool.submit(abandoned, running, bodies[index] | {"max_tokens": 200})
-                    jobs[index] = pool.submit(streamed if place % 2 else answered, running, bodies[index])
+                with gathered(running, min(concurrency, 24)):
+                    for place, index in enumerate(order):
+                        if place % 5 == 0:
+                            pool.submit(abandoned, running, bodies[index] | {"max_tokens": 200})
+                        jobs[index] = pool.submit(streamed if place % 2 else answered, running, bodies[index])
                 got = [jobs[index].result() for index in range(len(bodies))]
             assert got == wanted, concurrency
             settled(running)
