@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
 from outrider.drafters.costs import Costs, paying
+from outrider.engine.transitions import Figures, Transitions
 
 __all__ = ["Controller", "Drafted"]
 
@@ -59,9 +60,11 @@ class Controller:
     _FORGET = 0.995
     _BASELINE, _LOOKS = 128, 2  # steps between looks at plain decoding, and plain steps of each
 
-    def __init__(self, costs: Costs, *, live: bool = True) -> None:
+    def __init__(self, costs: Costs, *, live: bool = True, transitions: Transitions | None = None) -> None:
         self.live = live
         self.costs = costs
+        self._transitions = transitions or Transitions()
+        self._steps = 0
         self._records: dict[str, _Record] = {}
         self._drafted_steps = self._BASELINE - 8  # since the last look at plain decoding: the first one comes soon
         self._looks = 0
@@ -115,6 +118,7 @@ class Controller:
 
     def record(self, rows: int, prefill: bool, seconds: float, drafts: Iterable[Drafted]) -> None:
         """A step is done: `rows` with all guesses, `seconds` of its forward."""
+        self._steps += 1
         if not self.live:
             return
         drafts = list(drafts)
@@ -135,11 +139,12 @@ class Controller:
             if self.costs.unit is not None:
                 alone = self.costs.cost(plain) / plain * len(draft.trees)  # plain decoding for the same texts, in steps
                 spent = draft.seconds / self.costs.unit + row * sum(tree.guesses for tree in draft.trees)
-                self._judge(record, sum(draft.accepted) / len(draft.trees) - spent / alone)
+                tokens = 1 + sum(draft.accepted) / len(draft.trees)
+                self._judge(record, draft, tokens - 1 - spent / alone)
         for record in self._records.values():
             record.rest -= record.rest > 0
 
-    def _judge(self, record: _Record, gain: float) -> None:
+    def _judge(self, record: _Record, draft: Drafted, gain: float) -> None:
         record.steps += 1
         record.gain += max(self._VERDICT, 1 / record.steps) * (gain - record.gain)
         if record.steps < self._TRIAL:
@@ -148,7 +153,14 @@ class Controller:
             record.rest, record.next_rest = record.next_rest, min(2 * record.next_rest, self._LONGEST_REST)
             record.steps = 0
             record.right, record.tried = [], []
-        elif record.gain > -self._LOSS:
+            self._transitions.change(
+                draft.name, "plain", "does not pay", self._steps, len(draft.trees), Figures(1 + record.gain)
+            )
+            return
+        self._transitions.change(
+            draft.name, "speculative", "pays again", self._steps, len(draft.trees), Figures(1 + record.gain)
+        )
+        if record.gain > -self._LOSS:
             record.next_rest = _FIRST_REST
 
     def _learn(self, record: _Record, draft: Drafted) -> None:
@@ -191,7 +203,11 @@ class Controller:
         return [shared[depth] for depth in depths]
 
     def _record(self, name: str) -> _Record:
-        return self._records.setdefault(name, _Record())
+        record = self._records.get(name)
+        if record is None:
+            record = self._records[name] = _Record()
+            self._transitions.begin(name, "speculative")
+        return record
 
 
 def _above(tree: Tree, chances: Sequence[float], floor: float) -> Tree:

@@ -41,6 +41,7 @@ from outrider.engine.grammar import Grammar, Grammars
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.speculation import Speculation, Verify
+from outrider.engine.transitions import Figures, Listener, Mode, Reason, Transition, Transitions
 from outrider.runtime.runner import Feed, Runner, Scores
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class Engine:
         self._guesses: dict[str, int] = {}  # by drafter: its own max_draft_tokens
         self._scheduler = Scheduler(batch_size, prefill_chunk)
         self._costs = Costs(live=adapt)
-        self._controller = Controller(self._costs, live=adapt)
+        self._transitions = Transitions()
+        self._controller = Controller(self._costs, live=adapt, transitions=self._transitions)
         self._active: dict[int, _Active] = {}
         self._results: dict[int, Result] = {}
         self._failures: dict[int, ValueError] = {}
@@ -375,6 +377,28 @@ class Engine:
     @property
     def preemptions(self) -> int:
         return self._scheduler.preemptions
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of each change of mode, on the thread that steps; call what is returned to end it.
+
+        A listener that fails is logged and told of the next change all the same.
+        """
+        return self._transitions.watch(listener)
+
+    @property
+    def transitions(self) -> tuple[Transition, ...]:
+        """The latest changes of mode, oldest first. Safe to read from any thread, as the two below."""
+        return self._transitions.recent
+
+    @property
+    def modes(self) -> Mapping[str, Mode]:
+        """Whether each drafter that was asked drafts at present."""
+        return self._transitions.modes
+
+    @property
+    def transition_counts(self) -> Mapping[tuple[str, Mode, Reason], int]:
+        """Changes since the start, by drafter, new mode and reason."""
+        return self._transitions.counts
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose, those of the drafters included."""
@@ -559,6 +583,7 @@ class Engine:
     def _give_up(self, actives: Seq[_Active], error: Exception) -> None:
         """A drafter has failed: its requests go on without, which changes no text. Told once per drafter."""
         name = actives[0].drafter.name
+        self._transitions.change(name, "plain", "drafter failed", self.steps, len(actives), Figures())
         told = f"drafter {name}: {type(error).__name__}: {error}"
         for active in actives:
             active.drafter_error = told

@@ -185,6 +185,17 @@ class _State(Collector):
         steps = CounterMetricFamily("outrider_steps", "Forwards of the target.", labels=["model_name"])
         steps.add_metric([model], engine.steps)
         yield steps
+        labels = ["model_name", "drafter"]
+        mode = GaugeMetricFamily("outrider_mode", "1 while the drafter drafts, 0 while it does not pay.", labels=labels)
+        for drafter, current in engine.modes.items():
+            mode.add_metric([model, drafter], current == "speculative")
+        yield mode
+        changes = CounterMetricFamily(
+            "outrider_mode_transitions", "Changes of mode, by new mode and reason.", labels=[*labels, "mode", "reason"]
+        )
+        for (drafter, after, reason), count in engine.transition_counts.items():
+            changes.add_metric([model, drafter, after, reason], count)
+        yield changes
         seconds = CounterMetricFamily("outrider_step_seconds", "Seconds in steps.", labels=["model_name", "phase"])
         for phase, value in engine.seconds.items():
             seconds.add_metric([model, phase], value)
