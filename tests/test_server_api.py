@@ -636,3 +636,79 @@ def test_keys_are_asked_for() -> None:
             running.client.with_options(api_key="key-of-the-test").models.list()
         assert httpx2.get(f"{running.url}/health").status_code == 200
         assert keys.name_of("another-key") == "bob"
+
+
+# -- who wrote what --------------------------------------------------------------------------------------------------
+
+
+def traced(extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"speculation": {"trace": True}, "ignore_eos": True, **(extra or {})}
+
+
+def test_a_trace_tells_who_wrote_each_piece(server: Running) -> None:
+    """The spans are the text; the steps are the engine's; drafted spans name their drafter, the model's own do not."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
+    answer = server.client.completions.create(**body, extra_body=traced())
+    (choice,) = answer.choices
+    told = choice.to_dict()["outrider"]
+    assert isinstance(told, dict)
+    assert "".join(span["text"] for span in told["spans"]) == choice.text
+    assert sum(step["tokens"] for step in told["steps"]) == 48
+    drafted = [span for span in told["spans"] if span["origin"] == "drafted"]
+    assert drafted
+    assert {span["source"] for span in drafted} == {"ngram"}
+    assert {span["source"] for span in told["spans"] if span["origin"] != "drafted"} == {None}
+    metrics = answer.to_dict()["metrics"]
+    assert isinstance(metrics, dict)
+    counted = metrics["speculative_decoding"]
+    assert isinstance(counted, dict)
+    assert sum(step["drafted"] for step in told["steps"]) == counted["num_draft_tokens"]
+    assert sum(step["accepted"] for step in told["steps"]) == counted["num_accepted_draft_tokens"]
+    for number, step in enumerate(told["steps"]):
+        own = [span for span in told["spans"] if span["step"] == number]
+        assert len(own) <= step["tokens"]  # a special token has no text
+        assert sum(span["origin"] == "drafted" for span in own) <= step["accepted"]
+    assert 0 < told["timings"]["ttft"] <= told["timings"]["total"]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_streamed_trace_goes_on_over_the_chunks(bytewise: Running, chat: bool) -> None:
+    """In characters of several tokens too: the chunks' spans are the chunks' text, and the steps are those at once."""
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "temperature": 0.9, "seed": 3, "extra_body": traced()}
+    prompt: dict[str, Any] = {"messages": CHAT} if chat else {"prompt": PROMPT}
+    create: Any = bytewise.client.chat.completions.create if chat else bytewise.client.completions.create
+    whole = create(**body, **prompt).choices[0].to_dict()
+    spans: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    for chunk in create(**body, **prompt, stream=True):
+        choice = chunk.choices[0].to_dict()
+        told = choice.get("outrider", {"spans": [], "steps": []})
+        text = choice["delta"].get("content", "") if chat else choice["text"]
+        assert "".join(span["text"] for span in told["spans"]) == text
+        spans += told["spans"]
+        steps += told["steps"]
+    assert steps == whole["outrider"]["steps"]
+    assert spans == whole["outrider"]["spans"]
+    assert "\N{REPLACEMENT CHARACTER}" in "".join(span["text"] for span in spans)
+
+
+def test_a_trace_names_the_grammar(server: Running) -> None:
+    """Tokens that the form forces are its guesses, whoever drafts beside it."""
+    answer = server.client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=30,
+        temperature=0,
+        extra_body={"speculation": {"trace": True}, "structured_outputs": {"choice": ["abababababababababab"]}},
+    )
+    told = answer.choices[0].to_dict()["outrider"]
+    assert isinstance(told, dict)
+    assert "grammar" in {span["source"] for span in told["spans"]}
+
+
+def test_nothing_is_told_unasked_and_responses_refuse(server: Running) -> None:
+    """`trace` is off by default; where it has no place it is refused by name."""
+    answer = server.client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4)
+    assert "outrider" not in answer.choices[0].to_dict()
+    with pytest.raises(openai.BadRequestError, match=r"speculation\.trace"):
+        server.client.responses.create(model=MODEL, input="ab", extra_body={"speculation": {"trace": True}})

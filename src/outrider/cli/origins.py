@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
+from outrider.engine.attribution import Attribution
 from outrider.engine.results import Delta, Origin
 
 __all__ = ["OriginPainter", "wants_colour"]
@@ -36,32 +35,15 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 class OriginPainter:
-    """Marks the text of one sequence, delta by delta.
-
-    A delta's text may lag behind its tokens (half a character, the start of a stop string), so the origins wait in a
-    queue, one run of characters per token, until their text comes.
-    """
+    """Marks the text of one sequence, delta by delta."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], skip: Callable[[int], bool], *, colour: bool) -> None:
-        self._token_bytes, self._skip, self._colour = token_bytes, skip, colour
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting: deque[tuple[Origin, int]] = deque()
-        self._last: Origin = "plain"
+        self._attribution, self._colour = Attribution(token_bytes, skip), colour
 
     def paint(self, delta: Delta) -> str:
         """The delta's text with its marks."""
-        for token, origin in zip(delta.tokens, delta.origins, strict=True):
-            characters = 0 if self._skip(token) else len(self._decoder.decode(self._token_bytes(token)))
-            if characters:
-                self._waiting.append((origin, characters))
-        out, rest = [], delta.text
-        while rest:
-            origin, characters = self._waiting.popleft() if self._waiting else (self._last, len(rest))
-            if characters > len(rest):
-                self._waiting.appendleft((origin, characters - len(rest)))
-            out.append(self._mark(rest[:characters], origin))
-            self._last, rest = origin, rest[characters:]
-        return "".join(out)
+        self._attribution.add(delta)
+        return "".join(self._mark(span.text, span.origin) for span in self._attribution.take(delta.text))
 
     def legend(self) -> str:
         """One line per kind of token."""

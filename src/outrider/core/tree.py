@@ -33,12 +33,15 @@ class Tree:
 
     `chances` are the drafter's estimate that a node will be accepted, none above its parent's: they decide how much of
     the tree is worth checking, and nothing else. None where the drafter has no idea.
+
+    `sources` name who guessed each node, where it was another than the drafter whose tree this is; for reports alone.
     """
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1
     laws: Mapping[int, Law] = field(default_factory=dict)
     chances: tuple[float, ...] | None = None  # [N], that of the root is 1
+    sources: tuple[str, ...] | None = field(default=None, compare=False)  # [N], empty = the tree's own drafter
 
     @classmethod
     def root(cls, token: int) -> Tree:
@@ -112,7 +115,13 @@ class Tree:
         if self.guesses <= guesses:
             return self
         n = guesses + 1
-        return Tree(self.tokens[:n], self.parents[:n], self.laws, self.chances and self.chances[:n])
+        return Tree(
+            self.tokens[:n],
+            self.parents[:n],
+            self.laws,
+            self.chances and self.chances[:n],
+            self.sources and self.sources[:n],
+        )
 
     def shallow(self, depth: int) -> Tree:
         """Without the nodes deeper than `depth`."""
@@ -130,6 +139,7 @@ class Tree:
             (-1, *(place[self.parents[n]] for n in nodes[1:])),
             {place[parent]: law for parent, law in self.laws.items() if parent in place},
             self.chances and tuple(self.chances[n] for n in nodes),
+            self.sources and tuple(self.sources[n] for n in nodes),
         )
 
     def check(self, vocabulary: int) -> Tree:
@@ -140,6 +150,8 @@ class Tree:
             raise TreeError(f"the root's parent is {self.parents[0]}, not -1")
         if self.chances is not None and len(self.chances) != len(self.tokens):
             raise TreeError(f"{len(self.chances)} chances for {len(self.tokens)} nodes")
+        if self.sources is not None and len(self.sources) != len(self.tokens):
+            raise TreeError(f"{len(self.sources)} sources for {len(self.tokens)} nodes")
         seen: set[tuple[int, int]] = set()
         for node in range(1, len(self.tokens)):
             parent, token = self.parents[node], self.tokens[node]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.core.tree import Tree
@@ -24,6 +24,7 @@ from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
 __all__ = ["DRAFTER"]
 
 _HEAD = "eagle"
+_BOTH = f"{Suffix.name}+{_HEAD}"
 _REACH = 0.35
 _LEAST = 0.03  # a guess less likely than this is not worth its row anywhere
 
@@ -81,12 +82,14 @@ class Auto(SelfPaced):
         out: list[Tree] = []
         for request, guesses, tree in zip(batch, looked_up, trees, strict=True):
             if tree is not None and tree.guesses and tree.chances is None:
-                out.append(tree)  # drawn guesses stand alone: a law covers all children of its node
+                # drawn guesses stand alone: a law covers all children of its node
+                out.append(replace(tree, sources=(_HEAD,) * len(tree)))
             else:
+                sources = (Suffix.name,) * len(guesses.tokens)
                 if tree is not None and tree.chances is not None:
                     self._learn(request, tree.chances)
-                    guesses = _merged(guesses, tree, tree.chances)
-                kept, won = self._paying(request, guesses, rows, gain)
+                    guesses, sources = _merged(guesses, tree, tree.chances)
+                kept, won = self._paying(request, guesses, sources, rows, gain)
                 gain += won
                 out.append(kept)
             rows += out[-1].guesses
@@ -145,14 +148,16 @@ class Auto(SelfPaced):
         self._worth[request.id] = worth + self._PACE * (expected - worth)
         self._usual += self._PACE / 10 * (expected - self._usual)
 
-    def _paying(self, request: Request, guesses: Guesses, rows: int, gain: float) -> tuple[Tree, float]:
+    def _paying(
+        self, request: Request, guesses: Guesses, sources: tuple[str, ...], rows: int, gain: float
+    ) -> tuple[Tree, float]:
         """The tree of the likeliest nodes, as many as pay, and the tokens that it is expected to bring."""
         chances = guesses.chances
         # a child is never likelier than its parent, and comes after it: the first of this order are a tree
         order = sorted(range(1, len(chances)), key=lambda node: -chances[node])
         most = min(request.budget, self.options.max_draft_tokens)
         count, won = _best([chances[node] for node in order], self._curve(request), rows, gain, most)
-        tree = guesses.tree()
+        tree = replace(guesses.tree(), sources=sources)
         return (tree if count == tree.guesses else tree.select([0, *sorted(order[:count])])), won
 
 
@@ -161,10 +166,14 @@ def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: flo
     return paying(chances[: max(0, min(most, len(curve) - 1 - rows))], curve, rows, gain)
 
 
-def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> Guesses:
-    """One tree of both, from the root down, each guess with the chance that both sides give it together."""
+def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> tuple[Guesses, tuple[str, ...]]:
+    """One tree of both, from the root down, each guess with the chance that both sides give it together.
+
+    And which side guessed each node.
+    """
     own, theirs = _children(looked_up.parents), _children(tree.parents)
     out = Guesses([looked_up.tokens[0]], [-1], [1.0])
+    sources = [""]
     left: deque[tuple[int, int | None, int | None]] = deque([(0, 0, 0)])  # a node, and where it stands on each side
     while left:
         node, here, there = left.popleft()
@@ -180,8 +189,9 @@ def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> Guesses
             out.tokens.append(token)
             out.parents.append(node)
             out.chances.append(out.chances[node] * chance)
+            sources.append(_BOTH if a is not None and b is not None else _HEAD if a is None else Suffix.name)
             left.append((len(out.tokens) - 1, a, b))
-    return out
+    return out, tuple(sources)
 
 
 def _together(looked_up: float | None, head: float | None, *, contested: bool) -> float:

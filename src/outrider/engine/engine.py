@@ -669,7 +669,7 @@ class Engine:
         origins = (*drafted, closing)[: cut.kept]
         active.origins += origins
         active.accepted += min(len(verdict.path), cut.kept)
-        step = Step(tree.guesses, max(tree.depths()) if tree.guesses else 0, len(verdict.path))
+        step = _step(tree, verdict, active.drafter.name)
         active.steps.append(step)
         if active.first is None:
             active.first = now
@@ -798,6 +798,14 @@ class Stream(Iterator[Delta]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _step(tree: Tree, verdict: Verdict, drafter: str) -> Step:
+    if not tree.guesses:
+        return Step(0, 0, 0)
+    named = tree.sources or ("",) * len(tree)
+    sources = tuple(named[node] or drafter for node in verdict.path)
+    return Step(tree.guesses, max(tree.depths()), len(verdict.path), drafter, sources)
 
 
 def _logprobs(draws: Seq[Draw]) -> tuple[TokenLogprobs, ...]:

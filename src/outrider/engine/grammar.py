@@ -26,6 +26,7 @@ __all__ = ["Grammar", "Grammars"]
 
 _KEPT = 64  # compiled grammars that are remembered
 _LARGEST = 1 << 20  # characters of one
+_SOURCE = "grammar"  # who guessed a token that the grammar forces
 # One way to write the spaces between values, that of Python's json: no text of nothing but spaces, and more to foresee.
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -128,6 +129,7 @@ class Grammar:
         """Chains of the tokens that the grammar forces, at the root and at the ends of the draft."""
         tokens, parents = list(tree.tokens), list(tree.parents)
         chances = None if tree.chances is None else list(tree.chances)
+        sources = list(tree.sources or ("",) * len(tree))
         children = tree.children()
         for node in range(len(tree)):
             if (children[node] and node) or node in tree.laws or len(tokens) > budget:
@@ -142,10 +144,13 @@ class Grammar:
             for token in forced:
                 tokens.append(token)
                 parents.append(parent)
+                sources.append(_SOURCE)
                 if chances is not None:
                     chances.append(chances[parent])
                 parent = len(tokens) - 1
-        return Tree(tuple(tokens), tuple(parents), tree.laws, None if chances is None else tuple(chances))
+        return Tree(
+            tuple(tokens), tuple(parents), tree.laws, None if chances is None else tuple(chances), tuple(sources)
+        )
 
     def _allows(self, path: Sequence[int], token: int) -> bool:
         if token in self._ends:

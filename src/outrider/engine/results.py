@@ -30,6 +30,8 @@ class Step:
     drafted: int  # guesses in the tree
     depth: int  # longest path of the tree
     accepted: int  # guesses kept, before any cut by a stop
+    drafter: str = "none"  # the method whose tree it was
+    sources: tuple[str, ...] = ()  # who guessed each of the accepted: the method, one that it asked, or `grammar`
 
 
 @dataclass(frozen=True, slots=True)

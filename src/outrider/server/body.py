@@ -45,6 +45,7 @@ class SpeculationFields(Body):
     max_draft_tokens: int | None = None
     verify: Literal["match", "rejection"] | None = None
     enabled: bool = True
+    trace: bool = False  # tell with each piece of text who wrote it
 
 
 class JsonSchema(Body):
@@ -180,6 +181,10 @@ class SamplingFields(Body):
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ParameterError("stream_options", 'it is for streams; add "stream": true')
+
+    @property
+    def traced(self) -> bool:
+        return self.speculation is not None and self.speculation.trace
 
     @property
     def include_usage(self) -> bool:

@@ -36,6 +36,7 @@ from outrider.server.tools import (
     format_of,
     grammar_of,
 )
+from outrider.server.trace import Trace
 
 __all__ = ["ChatRequest", "Message", "Plan", "plan_of", "rendered", "router"]
 
@@ -185,6 +186,7 @@ class _Form:
 
     def __init__(self, body: ChatRequest, service: Service, id: str, plan: Plan) -> None:
         self._body, self._service, self._plan = body, service, plan
+        self._traces = [Trace(service.tokenizer) for _ in plan.works] if body.traced else []
         self._readers = [None if plan.tools is None else CallReader(plan.tools) for _ in plan.works]
         self._frame = {
             "id": f"chatcmpl-{id}",
@@ -200,13 +202,15 @@ class _Form:
         """What a piece is worth: a chunk for each change, none for half a character alone."""
         deltas = [_delta(change) for change in self._read(piece)]
         logprobs = self._logprobs(piece)
-        if not deltas and piece.result is None and not (logprobs and piece.logprobs):
+        if not deltas and piece.result is None and not (logprobs and piece.logprobs) and not self._traces:
             return []
         *first, last = deltas or [{}]
-        return [
+        chunks = [
             *(self._chunk(piece.index, delta, None, None) for delta in first),
             self._chunk(piece.index, last, logprobs, piece.result),
         ]
+        chunks[-1]["choices"][0] |= self._traced(piece)
+        return chunks
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
@@ -225,6 +229,7 @@ class _Form:
             "message": message,
             "logprobs": self._logprobs(piece),
             **self._ending(piece.index, piece.result),
+            **self._traced(piece),
         }
 
     def whole(self, choices: list[dict[str, Any]], results: list[Result], *, kind: str) -> dict[str, Any]:
@@ -249,6 +254,9 @@ class _Form:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, **self._ending(index, result)}
         out = self._frame | {"object": "chat.completion.chunk", "choices": [choice]}
         return out | {"usage": None} if self._body.include_usage else out
+
+    def _traced(self, piece: Piece) -> dict[str, Any]:
+        return {"outrider": self._traces[piece.index].take(piece)} if self._traces else {}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         return chat_logprobs(piece.logprobs, self._service.tokenizer.token_bytes) if self._body.logprobs else None

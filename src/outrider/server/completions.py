@@ -20,6 +20,7 @@ from outrider.server.errors import ERRORS
 from outrider.server.logprobs import CompletionLogprobs
 from outrider.server.metrics import speculative_decoding
 from outrider.server.service import Service, visit_of
+from outrider.server.trace import Trace
 
 __all__ = ["CompletionRequest", "router"]
 
@@ -81,6 +82,7 @@ class _Form:
         self._body, self._service, self._starts = body, service, starts
         self._prompt_tokens = sum(len(work.tokens) for work in works) // (body.n or 1)
         tokenizer = service.tokenizer
+        self._traces = [Trace(tokenizer) for _ in works] if body.traced else []
         self._logprobs = [CompletionLogprobs(tokenizer.token_bytes, tokenizer.is_special, len(s)) for s in starts]
         self._frame = {
             "id": f"cmpl-{id}",
@@ -92,17 +94,19 @@ class _Form:
 
     def choice(self, piece: Piece, text: str) -> dict[str, Any]:
         wanted = self._body.logprobs is not None
-        return {
+        choice = {
             "index": piece.index,
             "text": text,
             "logprobs": self._logprobs[piece.index].take(piece.logprobs) if wanted else None,
             "finish_reason": None if piece.result is None else finish_reason(piece.result),
             "stop_reason": None if piece.result is None else piece.result.stop_reason,
         }
+        return choice | {"outrider": self._traces[piece.index].take(piece)} if self._traces else choice
 
     def says_something(self, piece: Piece) -> bool:
-        """Whether it is worth a chunk: half a character alone is not."""
-        return bool(piece.text or piece.result is not None or (piece.logprobs and self._body.logprobs is not None))
+        """Whether it is worth a chunk: half a character alone is not, unless its making is asked for."""
+        asked = self._traces or (piece.logprobs and self._body.logprobs is not None)
+        return bool(piece.text or piece.result is not None or asked)
 
     def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
         text = (self._starts[piece.index] if first else "") + piece.text

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
-from outrider.engine.results import Delta, Origin, Result, TokenLogprobs
+from outrider.engine.results import Delta, Result, TokenLogprobs
 from outrider.engine.speculation import Speculation
 
 __all__ = ["EngineFaultError", "EngineThread", "Job", "NeverBegunError", "Piece", "Watcher", "Work"]
@@ -54,8 +54,7 @@ class Piece:
     """What came of one of a job's texts since the reader last looked: several steps run together, if he was slow."""
 
     index: int
-    tokens: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     result: Result | None = None  # with the last piece
@@ -156,8 +155,7 @@ class Job:
         """A step's delta of one text, and its result with the last one."""
         piece = self._news.setdefault(index, Piece(index))
         if delta is not None:
-            piece.tokens += delta.tokens
-            piece.origins += delta.origins
+            piece.deltas.append(delta)
             piece.logprobs += delta.logprobs
             piece.text += delta.text
             self._sent[index] += len(delta.text)

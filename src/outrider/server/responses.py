@@ -77,6 +77,8 @@ class ResponsesRequest(Body):
 
     def chat(self) -> ChatRequest:
         """The same as a chat. Raises ParameterError."""
+        if self.speculation is not None and self.speculation.trace:
+            raise ParameterError("speculation.trace", "it is told in chats and completions, not here")
         messages = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         for item in items:
