@@ -28,7 +28,7 @@ from outrider.runtime.runner import Feed, Scores
 
 __all__ = ["Grower", "Plan", "Sprout", "grow"]
 
-_RUNNERS = 64  # draws over which confidence is shared out at T > 0
+_RUNNERS = 16  # draws over which confidence is shared out at T > 0
 _GOLDEN = 0x9E3779B97F4A7C15  # sets the noise of nodes at one depth apart
 
 

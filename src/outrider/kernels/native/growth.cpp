@@ -8,7 +8,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kRunners = 64;  // draws over which confidence is shared out at T > 0
+constexpr int kRunners = 16;  // draws over which confidence is shared out at T > 0
 constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // sets the noise of nodes at one depth apart
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 

@@ -293,6 +293,48 @@ class Thresholds {
   std::array<std::uint32_t, kSteps> words_;
 };
 
+// The words of all tokens at one place, made block by block when they are first asked for. Siblings of a draft tree are
+// drawn at the same place, and so is the target's own token after them: this thread's latest places are kept.
+class Noise {
+ public:
+  static Noise& at(const Place& place, std::int64_t blocks) {
+    thread_local std::array<Noise, 8> latest;
+    thread_local std::size_t oldest = 0;
+    for (Noise& noise : latest)
+      if (noise.is(place) && noise.blocks_ >= blocks) return noise;
+    Noise& noise = latest[oldest];
+    oldest = (oldest + 1) % latest.size();
+    noise.reset(place, blocks);
+    return noise;
+  }
+
+  const std::uint32_t* block(std::int64_t b) {
+    std::uint32_t* words = words_.data() + b * kBlock;
+    std::uint64_t& known = known_[static_cast<std::size_t>(b / 64)];
+    if (const std::uint64_t bit = std::uint64_t{1} << (b % 64); !(known & bit)) {
+      kernels().words(place_, static_cast<std::uint32_t>(b), words);
+      known |= bit;
+    }
+    return words;
+  }
+
+ private:
+  bool is(const Place& place) const {
+    return place_.seed == place.seed && place_.position == place.position && place_.stream == place.stream;
+  }
+  void reset(const Place& place, std::int64_t blocks) {
+    place_ = place;
+    blocks_ = blocks;
+    words_.resize(static_cast<std::size_t>(std::max(blocks * kBlock, std::ssize(words_))));
+    known_.assign(static_cast<std::size_t>((blocks + 63) / 64), 0);
+  }
+
+  Place place_{};
+  std::int64_t blocks_ = 0;
+  std::vector<std::uint32_t> words_;
+  std::vector<std::uint64_t> known_;
+};
+
 struct Runner {
   double score;
   std::int32_t token;
@@ -306,7 +348,7 @@ struct Runner {
 class Race {
  public:
   Race(const Row& row, const Cut& cut, double temperature, const Place& place, std::int64_t k)
-      : row_(row), cut_(cut), temperature_(temperature), place_(place), k_(static_cast<std::size_t>(k)) {
+      : row_(row), cut_(cut), temperature_(temperature), noise_(Noise::at(place, row.blocks())), k_(static_cast<std::size_t>(k)) {
     const auto maxima = row.maxima();
     const std::int64_t best = std::find(maxima.begin(), maxima.end(), row.highest()) - maxima.begin();
     visit(best);  // a high bar from the start
@@ -318,24 +360,29 @@ class Race {
 
  private:
   void visit(std::int64_t b) {
+    static const Thresholds thresholds;
     const float maximum = row_.maxima()[static_cast<std::size_t>(b)];
     if (maximum < cut_.floor) return;
-    const double slack = 1e-14 * (std::abs(bar_) + std::abs(maximum));  // over what value + T * noise may round to
-    const double noise = full_ ? (bar_ - maximum - slack) / temperature_ - 1e-9 : -4;
-    if (noise > kHighestNoise) return;
-    static const Thresholds thresholds;
-    std::uint32_t words[kBlock];
-    std::uint64_t mask = kernels().words(place_, static_cast<std::uint32_t>(b), thresholds(noise), words);
+    const double needed = noise_needed(maximum);
+    if (needed > kHighestNoise) return;
+    const std::uint32_t* words = noise_.block(b);
     const float* values = row_.block(b);
-    for (; mask; mask &= mask - 1) {
+    for (std::uint64_t mask = kernels().words_at_least(words, thresholds(needed)); mask; mask &= mask - 1) {
       const int bit = std::countr_zero(mask);
       const int at = 4 * (bit % kGroups) + bit / kGroups;
       const float value = values[at];
       const std::int64_t token = b * kBlock + at;
       if (!(value >= cut_.floor) || key(value, token) > cut_.last) continue;
-      if (full_ && value + temperature_ * kHighestNoise < bar_) continue;
+      if (const double own = noise_needed(value); own > kHighestNoise || words[bit] < thresholds(own)) continue;
       enter({value + temperature_ * gumbel(words[bit]), static_cast<std::int32_t>(token)});
     }
+  }
+
+  // A bound that the noise of a token of this value must reach, or it surely loses.
+  double noise_needed(float value) const {
+    if (!full_) return -4;
+    const double slack = 1e-14 * (std::abs(bar_) + std::abs(value));  // over what value + T * noise may round to
+    return (bar_ - value - slack) / temperature_ - 1e-9;
   }
 
   void enter(Runner runner) {
@@ -354,7 +401,7 @@ class Race {
   const Row& row_;
   const Cut& cut_;
   const double temperature_;
-  const Place place_;
+  Noise& noise_;
   const std::size_t k_;
   std::vector<Runner> winners_;
   double bar_ = 0;  // the score to beat, once there are k

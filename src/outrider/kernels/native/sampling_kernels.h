@@ -26,9 +26,11 @@ struct SamplingKernels {
   // Bit i: values[i] >= floor. [64]
   std::uint64_t (*at_least)(const float* values, float floor);
 
-  // Bit 16 w + g: the word of token 4 g + w of the block is at least `threshold`. words[16 w + g] are then those words;
-  // they are left alone if no bit is set. [64]
-  std::uint64_t (*words)(const Place& place, std::uint32_t block, std::uint32_t threshold, std::uint32_t* words);
+  // words[16 w + g] = the word of token 4 g + w of the block. [64]
+  void (*words)(const Place& place, std::uint32_t block, std::uint32_t* words);
+
+  // Bit i: words[i] >= threshold. [64]
+  std::uint64_t (*words_at_least)(const std::uint32_t* words, std::uint32_t threshold);
 
   // Gumbel noise of tokens 0 ... n - 1. [n]
   void (*gumbels)(const Place& place, std::int64_t n, double* out);

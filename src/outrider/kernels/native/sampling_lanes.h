@@ -152,20 +152,25 @@ std::uint64_t mass(const float* values, std::int64_t n, float floor, double high
                             : mass_by<true>(values, n, floor, highest, temperature);
 }
 
-std::uint64_t words_of_block(const Place& place, std::uint32_t block, std::uint32_t threshold, std::uint32_t* out) {
-  constexpr int parts = kGroups / kWidth;
-  WordLanes lanes[parts];
-  std::uint64_t mask = 0;
-  for (int part = 0; part < parts; ++part) {
-    lanes[part] = word_lanes(place, block * kGroups + static_cast<std::uint32_t>(part * kWidth));
-    for (int w = 0; w < 4; ++w)
-      mask |= static_cast<std::uint64_t>(mask_at_least(lanes[part].w[w], threshold)) << (w * kGroups + part * kWidth);
+using U32 = std::uint32_t __attribute__((vector_size(4 * kWidth)));
+
+void words_of_block(const Place& place, std::uint32_t block, std::uint32_t* out) {
+  for (int part = 0; part < kGroups; part += kWidth) {
+    const WordLanes lanes = word_lanes(place, block * kGroups + static_cast<std::uint32_t>(part));
+    for (int w = 0; w < 4; ++w) {
+      const U32 narrow = __builtin_convertvector(lanes.w[w], U32);
+      std::memcpy(out + w * kGroups + part, &narrow, sizeof narrow);
+    }
   }
-  if (mask)
-    for (int part = 0; part < parts; ++part)
-      for (int w = 0; w < 4; ++w)
-        for (int lane = 0; lane < kWidth; ++lane)
-          out[w * kGroups + part * kWidth + lane] = static_cast<std::uint32_t>(lanes[part].w[w][lane]);
+}
+
+std::uint64_t words_at_least(const std::uint32_t* words, std::uint32_t threshold) {
+  std::uint64_t mask = 0;
+  for (int first = 0; first < kBlock; first += kWidth) {
+    U32 narrow;
+    std::memcpy(&narrow, words + first, sizeof narrow);
+    mask |= static_cast<std::uint64_t>(mask_at_least(__builtin_convertvector(narrow, U64), threshold)) << first;
+  }
   return mask;
 }
 
