@@ -1,9 +1,13 @@
-"""Runs the tests on another build of the native module where OUTRIDER_NATIVE names one: `make sanitize` does."""
+"""What holds for all tests.
+
+OUTRIDER_NATIVE names another build of the native module to run them on: `make sanitize` does.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 
 if path := os.environ.get("OUTRIDER_NATIVE"):
@@ -13,3 +17,6 @@ if path := os.environ.get("OUTRIDER_NATIVE"):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules["outrider._native"] = module
+
+# Jobs in a shell's background ignore interrupts, and so would the processes that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
