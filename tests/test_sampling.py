@@ -218,7 +218,7 @@ def test_logprobs_are_of_the_unshaped_logits(core):
     assert [logprob for _, logprob in drawn.top] == pytest.approx([float(exact[t]) for t in best], rel=1e-13)
     assert core.draw(logits, shaped(logprobs=0, **params)) == Draw(8, drawn.logprob)
     assert core.draw(logits, shaped(**params)) == Draw(8)
-    assert sampling.describe(logits, 8, SamplingParams(logprobs=2)) == drawn
+    assert sampling.describe(logits, 8, 2) == drawn
     assert core.log_softmax(logits, [8]).tolist() == [drawn.logprob]
 
 

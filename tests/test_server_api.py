@@ -432,7 +432,6 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"4000": 1}}, "logit_bias"),
     ({"logprobs": 21}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"seed": 2**70}, "seed"),

@@ -63,6 +63,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     seed: int | None = None  # None = drawn at admission and reported
     logprobs: int | None = None  # None = none, k = the chosen token's and the k likeliest
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; `max_tokens` may be 0 then
     grammar: Constraint | None = None  # the form that the text must have
 
     def __post_init__(self) -> None:
@@ -94,12 +95,13 @@ class SamplingParams:
         real("frequency_penalty", -2, 2)
         real("presence_penalty", -2, 2)
         whole("top_k", 0, 2**31 - 1)
-        whole("max_tokens", 1, 2**31 - 1)
+        whole("max_tokens", 1 if self.prompt_logprobs is None else 0, 2**31 - 1)
         whole("min_tokens", 0, self.max_tokens)
         if self.seed is not None:
             whole("seed", -(2**63), 2**64 - 1)
-        if self.logprobs is not None:
-            whole("logprobs", 0, 1024)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                whole(name, 0, 1024)
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{getattr(self, name)!r} is neither true nor false")

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core import noise
-from outrider.core.params import SamplingParams
 from outrider.core.shaping import Draw, Shaping
 
 __all__ = ["DrawError", "adjust", "check_logits", "describe", "draw", "law", "log_softmax", "pick", "shape", "top"]
@@ -159,7 +158,7 @@ def draw(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
     """The target's own token after this row, at position len(shaping.tokens) + len(path). Raises DrawError."""
     ids, values = shape(logits, shaping, path)
     token = int(ids[np.argmax(_scores(ids, values, shaping, path, noise.TARGET))])
-    return describe(logits, token, shaping.params)
+    return describe(logits, token, shaping.params.logprobs)
 
 
 def law(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[np.float64]:
@@ -205,13 +204,13 @@ def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:
     return out
 
 
-def describe(logits: Logits, token: int, params: SamplingParams) -> Draw:
-    """A token drawn from this row, by whatever rule, with the log-probabilities that `params` asks for."""
-    if params.logprobs is None:
+def describe(logits: Logits, token: int, k: int | None) -> Draw:
+    """A token that comes after this row, by whatever rule, with its log-probability and the k likeliest; None: none."""
+    if k is None:
         return Draw(token)
     best: list[int] = []
-    if params.logprobs:
-        order = np.argsort(-logits.astype(np.float64), kind="stable")[: params.logprobs]
+    if k:
+        order = np.argsort(-logits.astype(np.float64), kind="stable")[:k]
         best = [int(t) for t in order if logits[t] > -np.inf]
     values = [float(x) for x in log_softmax(logits, [token, *best])]
     return Draw(token, values[0], tuple(zip(best, values[1:], strict=True)))

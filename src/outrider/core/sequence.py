@@ -75,6 +75,10 @@ class Sequence:
         The order of the checks at one token is that of plain decoding: a token that ends the text, then a stop
         string, then the length. Neither of the first two counts before `min_tokens`.
         """
+        if self.room() <= 0:  # of a prompt that was to be judged only
+            self.text.end(None)
+            self.finish_reason = "length"
+            return Cut(0, self.finish_reason)
         params = self.shaping.params
         tokens: list[int] = self.shaping.tokens  # type: ignore[assignment]  # the sequence owns this list
         kept = 0

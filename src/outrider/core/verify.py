@@ -141,7 +141,7 @@ def reject_with_noise(tree: Tree, scores: Laws, feed: int, shaping: Shaping) -> 
         lambda node: scores.law(feed, node, shaping, tuple(tree.tokens[n] for n in tree.path(node))),
         uniform,
         residual,
-        lambda node, token: sampling.describe(scores.logits(feed, node), token, shaping.params),
+        lambda node, token: sampling.describe(scores.logits(feed, node), token, shaping.params.logprobs),
     )
 
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Stream"]
 
+_JUDGED = 64  # rows of a step whose logits are kept for the prompt's log-probabilities: 12 MB at 49,152 tokens
+
 T = TypeVar("T")
 Message = Mapping[str, Any]
 Prompt = str | Seq[int] | Seq[Message]
@@ -82,9 +84,15 @@ class _Active:
     steps: list[Step] = field(default_factory=list)
     accepted: int = 0  # drafted tokens kept in the text
     drafter_error: str | None = None  # why it goes on without its drafter
+    judged: list[TokenLogprobs | None] | None = None  # of the prompt's tokens so far, if they are asked for
     first: float | None = None  # when the first token came
     last: float = 0.0
     timings: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "forward": 0.0, "verify": 0.0})
+
+    @property
+    def judges(self) -> bool:
+        """Whether tokens of the prompt still want their log-probabilities."""
+        return self.judged is not None and len(self.judged) < self.sequence.shaping.prompt_length
 
 
 @dataclass(slots=True)
@@ -285,6 +293,7 @@ class Engine:
             request=Request(sequence.id, shaping, 0, rule == "rejection", prediction, sequence.rows),
             drafter=drafter,
             max_guesses=guesses,
+            judged=None if params.prompt_logprobs is None else [None],
             admitted=time.perf_counter(),
         )
         self._scheduler.add(sequence)
@@ -481,40 +490,40 @@ class Engine:
         if not turns:
             return []
         actives = [self._active[turn.sequence.id] for turn in turns]
+        for turn, active in zip(turns, actives, strict=True):
+            if active.judges and turn.rows > _JUDGED:
+                turn.rows, turn.scored = _JUDGED, False
         started = time.perf_counter()
         trees, groups = self._propose(turns, actives)
         drafted = time.perf_counter()
-        feeds = [
-            Feed(turn.sequence.rows, turn.sequence.tokens[turn.sequence.rows.length :][: turn.rows], tree)
-            for turn, tree in zip(turns, trees, strict=True)
-        ]
+        feeds = [_feed(turn, active, tree) for turn, active, tree in zip(turns, actives, trees, strict=True)]
         starts = [feed.rows.length for feed in feeds]
         wants = self._wants(actives)
         scores = self.runner.forward(feeds, wants)
         forwarded = time.perf_counter()
         # every verdict comes before any commit: an exception up to here leaves all sequences as they were
-        verdicts = [self._verdict(a, feed, scores, i) for i, (a, feed) in enumerate(zip(actives, feeds, strict=True))]
+        verdicts = [self._verdict(a, feeds[i], trees[i], scores, i) for i, a in enumerate(actives)]
         ended = time.perf_counter()
         phases = {"draft": drafted - started, "forward": forwarded - drafted, "verify": ended - forwarded}
         self.steps += 1
         for phase, seconds in phases.items():
             self.seconds[phase] += seconds
         deltas: list[Delta] = []
-        for active, feed, verdict in zip(actives, feeds, verdicts, strict=True):
+        for active, feed, tree, verdict in zip(actives, feeds, trees, verdicts, strict=True):
             for phase, seconds in phases.items():
                 active.timings[phase] += seconds / len(actives)
             if isinstance(verdict, ValueError):
                 deltas.append(self._fail(active, verdict))
                 continue
             feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
-            if verdict is not None and feed.tree is not None:
-                deltas.append(self._extend(active, feed.tree, verdict, ended))
+            if verdict is not None and tree is not None:
+                deltas.append(self._extend(active, tree, verdict, ended))
         self._record(groups, trees, verdicts, feeds, phases["forward"])
         for delta in deltas:
             if delta.id in self._boxes:
                 self._boxes[delta.id].append(delta)
         try:
-            self._observe(actives, feeds, starts, verdicts, scores, wants)
+            self._observe(actives, feeds, starts, trees, verdicts, scores, wants)
         finally:
             for active in actives:
                 if active.sequence.finish_reason is not None and active.sequence.id in self._active:
@@ -627,12 +636,13 @@ class Engine:
     def _wants(self, actives: Seq[_Active]) -> tuple[int, ...]:
         return tuple(sorted({layer for active in actives for layer in active.drafter.wants}))
 
-    def _verdict(self, active: _Active, feed: Feed, scores: Scores, index: int) -> Verdict | ValueError | None:
+    def _verdict(
+        self, active: _Active, feed: Feed, tree: Tree | None, scores: Scores, index: int
+    ) -> Verdict | ValueError | None:
         """What the target says of the tree; None of a prefill chunk; the error where it can say nothing."""
-        if feed.tree is None:
-            return None
         try:
-            return self._verify(active, feed.tree, scores, index)
+            _judge(active, feed, scores, index)
+            return None if tree is None else self._verify(active, tree, scores, index)
         except (DrawError, LawError) as error:
             return error
 
@@ -682,6 +692,7 @@ class Engine:
             logprobs=_logprobs(sequence.draws[before:]),
             finish_reason=cast("FinishReason | None", sequence.finish_reason),
             step=step,
+            prompt_logprobs=() if before else tuple(active.judged or ()),
         )
 
     def _observe(
@@ -689,6 +700,7 @@ class Engine:
         actives: Seq[_Active],
         feeds: Seq[Feed],
         starts: Seq[int],
+        trees: Seq[Tree | None],
         verdicts: Seq[Verdict | ValueError | None],
         scores: Scores,
         wants: tuple[int, ...],
@@ -707,7 +719,7 @@ class Engine:
                     feed=index,
                     start=starts[index],
                     pending=len(feed.pending),
-                    tree=feed.tree,
+                    tree=trees[index],
                     path=verdict.path if verdict else (),
                     token=verdict.token if verdict else -1,
                     columns=tuple(wants.index(layer) for layer in drafter.wants),
@@ -747,6 +759,7 @@ class Engine:
             drafter_error=active.drafter_error,
             drafter=active.drafter.name,
             max_draft_tokens=active.max_guesses,
+            prompt_logprobs=active.judged,
         )
 
 
@@ -806,6 +819,31 @@ def _step(tree: Tree, verdict: Verdict, drafter: str) -> Step:
     named = tree.sources or ("",) * len(tree)
     sources = tuple(named[node] or drafter for node in verdict.path)
     return Step(tree.guesses, max(tree.depths()), len(verdict.path), drafter, sources)
+
+
+def _feed(turn: Turn, active: _Active, tree: Tree | None) -> Feed:
+    """What a sequence gives to a step: the tokens of its turn, those of the prompt judged that are to be, the tree."""
+    sequence = turn.sequence
+    start = sequence.rows.length
+    pending = sequence.tokens[start:][: turn.rows]
+    if active.judged is None or not active.judges:
+        return Feed(sequence.rows, pending, tree)
+    first = max(start, len(active.judged) - 1)  # the row that says what comes after it
+    judged = max(0, start + len(pending) - 1 - first)
+    return Feed(sequence.rows, pending, tree or Tree.root(pending[-1]), judged)
+
+
+def _judge(active: _Active, feed: Feed, scores: Scores, index: int) -> None:
+    """Note the log-probabilities of the prompt's tokens that this step fed the ones before. Raises DrawError."""
+    shaping = active.sequence.shaping
+    k = shaping.params.prompt_logprobs
+    if active.judged is None or k is None:
+        return
+    root = feed.rows.length + len(feed.pending) - 1
+    for row in range(len(active.judged) - 1, min(root, shaping.prompt_length - 2) + 1):
+        said = scores.describe(index, row - root, shaping.tokens[row + 1], k)
+        assert said.logprob is not None
+        active.judged.append(TokenLogprobs(said.token, said.logprob, said.top))
 
 
 def _logprobs(draws: Seq[Draw]) -> tuple[TokenLogprobs, ...]:

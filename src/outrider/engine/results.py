@@ -57,6 +57,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     step: Step | None = None  # None of a request that ended with an error
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # with the first delta, if they were asked for
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Result:
     drafter_error: str | None = None  # why the drafter was given up, if it was; the text is the target's all the same
     drafter: str = "none"  # the method that guessed
     max_draft_tokens: int = 0  # guesses that a step might have
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # by token of the prompt; the first one has none
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -76,12 +76,7 @@ class NativeRunner:
 
     def forward(self, batch: Sequence[Feed], wants: Sequence[int] = ()) -> NativeScores:
         """See `Runner.forward`. Raises ValueError for rows that were not reserved and tokens outside the vocabulary."""
-        feeds = [
-            (feed.rows.length, feed.rows.pages, feed.pending, None, None)
-            if (tree := feed.tree) is None
-            else (feed.rows.length, feed.rows.pages, feed.pending, tree.tokens, tree.parents)
-            for feed in batch
-        ]
+        feeds = [(feed.rows.length, feed.rows.pages, *_nodes(feed)) for feed in batch]
         return NativeScores(batch, *self.decoder.forward(feeds, wants, ()), self._wide)
 
     def _wide(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -136,12 +131,12 @@ class NativeScores:
         self._batch, self._logits, self._hidden, self._wide = tuple(batch), logits, hidden, wide
         self._firsts = [0]  # row of each feed's root in `logits`
         for feed in batch:
-            self._firsts.append(self._firsts[-1] + (0 if feed.tree is None else len(feed.tree)))
+            self._firsts.append(self._firsts[-1] + (0 if feed.tree is None else feed.judged + len(feed.tree)))
 
     def logits(self, feed: int, node: int) -> NDArray[np.float32]:
         """[V]"""
-        row = self._firsts[feed] + node
-        if not 0 <= node < self._firsts[feed + 1] - self._firsts[feed]:
+        row = self._firsts[feed] + self._batch[feed].judged + node
+        if not self._firsts[feed] <= row < self._firsts[feed + 1]:
             raise IndexError(f"node {node} of feed {feed} was not scored")
         return self._wide(self._logits[row])
 
@@ -158,6 +153,9 @@ class NativeScores:
         """[k], [k]"""
         return sampling.top(self.logits(feed, node), k, shaping, path)
 
+    def describe(self, feed: int, node: int, token: int, k: int) -> Draw:
+        return sampling.describe(self.logits(feed, node), token, k)
+
     def hidden(self, feed: int) -> NDArray[np.float32]:
         """[n, W, D]"""
         sizes = [len(f.pending) + (f.tree.guesses if f.tree else 0) for f in self._batch[: feed + 1]]
@@ -165,6 +163,18 @@ class NativeScores:
         if self._hidden is None:
             return np.empty((rows, 0, 0), np.float32)
         return self._hidden[first : first + rows]
+
+
+def _nodes(feed: Feed) -> tuple[Sequence[int], Sequence[int] | None, Sequence[int] | None]:
+    """Pending tokens, and tokens and parents of the tree: judged tokens are the chain that leads to its root."""
+    tree, judged = feed.tree, feed.judged
+    if tree is None:
+        return feed.pending, None, None
+    if not judged:
+        return feed.pending, tree.tokens, tree.parents
+    first = len(feed.pending) - judged  # pending tokens up to the one that the native code has for the root
+    parents = (*range(-1, judged), *(parent + judged for parent in tree.parents[1:]))
+    return feed.pending[:first], (*feed.pending[first - 1 :], *tree.tokens[1:]), parents
 
 
 def given(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, NDArray[np.uint8], int]]:

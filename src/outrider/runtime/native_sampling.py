@@ -11,7 +11,7 @@ from outrider import _native
 from outrider.core import noise
 from outrider.core.shaping import Draw, Shaping
 
-__all__ = ["draw", "draw_children", "gumbel", "law", "log_softmax", "prepared", "top", "top_rows"]
+__all__ = ["describe", "draw", "draw_children", "gumbel", "law", "log_softmax", "prepared", "top", "top_rows"]
 
 Logits = NDArray[np.float32]  # [V], contiguous
 
@@ -75,6 +75,13 @@ def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:
     """Natural-log probabilities of `tokens` under the plain logits. [len(tokens)]"""
     out: NDArray[np.float64] = _native.log_softmax(logits, tokens)
     return out
+
+
+def describe(logits: Logits, token: int, k: int) -> Draw:
+    """`token` with its log-probability and the k likeliest, as `draw` gives them. Raises DrawError."""
+    best = top(logits, max(k, 1))[0][:k].tolist()  # it also checks the logits
+    values = log_softmax(logits, [token, *best]).tolist()
+    return Draw(token, values[0], tuple(zip(best, values[1:], strict=True)))
 
 
 def draw_children(q: NDArray[np.float64], count: int, seed: int, position: int) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ class ReferenceRunner:
             scored, states = self._feed(feed, wants, through or range(self.config.layers))
             logits.append([widen(row, self._tokens, self.config.vocabulary) for row in scored])
             hidden.append(states)
-        return ReferenceScores(logits, hidden)
+        return ReferenceScores(logits, hidden, [feed.judged for feed in batch])
 
     def grow(self, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
         """See `Grower.grow`."""
@@ -125,7 +125,7 @@ class ReferenceRunner:
         return forecast(head, self.pages)
 
     def _feed(self, feed: Feed, wants: Sequence[int], through: Sequence[int]) -> tuple[list[Array], Array]:
-        """Logits of the tree's nodes, N times [V], and wanted states [n, W, D]."""
+        """Logits of the judged tokens and the tree's nodes, each [V], and wanted states [n, W, D]."""
         start, pending, tree = feed.rows.length, feed.pending, feed.tree
         guesses = tree.guesses if tree else 0
         root = start + len(pending) - 1
@@ -136,9 +136,10 @@ class ReferenceRunner:
         for i, token in enumerate(pending):
             position = start + i
             final = self._row(token, position, slots[: position + 1], wants, states[i], through)
+            if tree is not None and i >= len(pending) - 1 - feed.judged:
+                logits.append(linear(self._head, final))
         if tree is None:
             return logits, states
-        logits.append(linear(self._head, final))
         for node in range(1, len(tree)):
             path = tree.path(node)
             seen = np.concatenate((slots[: root + 1], slots[[root + ancestor for ancestor in path]]))
@@ -261,13 +262,17 @@ def forecast(files: Weights, dtype: str, cache_tokens: int, page_size: int = 64)
 class ReferenceScores:
     """See `runtime.runner.Scores`. Float64 logits and states are rounded to float32 once, here."""
 
-    def __init__(self, logits: list[list[Array]], hidden: list[Array]) -> None:
+    def __init__(self, logits: list[list[Array]], hidden: list[Array], judged: Sequence[int]) -> None:
+        self._judged = judged
         self._logits = [[row.astype(np.float32, copy=False) for row in rows] for rows in logits]
         self._hidden = hidden
 
     def logits(self, feed: int, node: int) -> NDArray[np.float32]:
         """[V]"""
-        return self._logits[feed][node]
+        row = self._judged[feed] + node
+        if row < 0:
+            raise IndexError(f"node {node} of feed {feed} was not scored")
+        return self._logits[feed][row]
 
     def draw(self, feed: int, node: int, shaping: Shaping, path: Sequence[int] = ()) -> Draw:
         return sampling.draw(self.logits(feed, node), shaping, path)
@@ -281,6 +286,11 @@ class ReferenceScores:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """[k], [k]"""
         return sampling.top(self.logits(feed, node), k, shaping, path)
+
+    def describe(self, feed: int, node: int, token: int, k: int) -> Draw:
+        logits = self.logits(feed, node)
+        sampling.check_logits(logits)
+        return sampling.describe(logits, token, k)
 
     def hidden(self, feed: int) -> NDArray[np.float32]:
         """[n, W, D]"""

@@ -67,7 +67,7 @@ class ReferenceEagle:
             scored, outputs = self._feed(feed, sprout.states)
             logits.append([widen(row, self._tokens, len(self._embed)) for row in scored])
             hidden.append(np.stack(outputs)[:, None])
-        return ReferenceScores(logits, hidden)
+        return ReferenceScores(logits, hidden, [0] * len(logits))
 
     def _feed(self, feed: Feed, states: NDArray[np.float32]) -> tuple[list[Array], list[Array]]:
         seen: list[int] = [feed.rows.slot(row) for row in range(feed.rows.length)]

@@ -35,7 +35,8 @@ class Feed:
     """What one sequence gives to a forward: its committed but uncached tokens, then the guesses of its tree.
 
     With a tree, `pending[-1]` is its root, and every node is scored. Without one (a prefill chunk that does not reach
-    the sequence's last token) nothing is scored and only the cache rows are written.
+    the sequence's last token) nothing is scored and only the cache rows are written. With `judged`, the rows of so many
+    pending tokens before the root are scored as well, under the nodes -1, -2 ... going back.
 
     Row i < len(pending) is cache row `rows.length + i`, at the same position; node j >= 1 is cache row
     `rows.length + len(pending) - 1 + j`, at position `rows.length + len(pending) - 1 + depth(j)`. Each row attends to
@@ -46,13 +47,14 @@ class Feed:
     rows: Rows
     pending: Sequence[int]  # at least one
     tree: Tree | None = None
+    judged: int = 0  # below len(pending); needs a tree
 
 
 @runtime_checkable
 class Scores(Protocol):
     """What a forward leaves behind, where it was computed. Valid until the runner's next forward.
 
-    `feed` is the index in the batch, `node` the index in that feed's tree.
+    `feed` is the index in the batch, `node` the index in that feed's tree, below 0 a pending token before its root.
     """
 
     def logits(self, feed: int, node: int) -> NDArray[np.float32]:
@@ -77,6 +79,10 @@ class Scores(Protocol):
 
         With the log-probability of each under the law, at T = 0 the one of T = 1. Without shaping: by plain logits.
         """
+        ...
+
+    def describe(self, feed: int, node: int, token: int, k: int) -> Draw:
+        """`token` as the one after the node, with its log-probability and the k likeliest, by plain logits."""
         ...
 
     def hidden(self, feed: int) -> NDArray[np.float32]:

@@ -107,7 +107,12 @@ class SamplingFields(Body):
     user: str | None = None  # kept in the log
 
     def sampling(
-        self, *, max_tokens: int, logprobs: int | None, grammar: Constraint | None = None
+        self,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        grammar: Constraint | None = None,
     ) -> list[SamplingParams]:
         """One set per choice. The choices of a seed have the seeds after it. Raises ParameterError.
 
@@ -133,6 +138,7 @@ class SamplingFields(Body):
             temperature=1.0 if self.temperature is None else self.temperature,
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             **{name: value for name, value in given.items() if value is not None},
         )
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:

@@ -51,8 +51,8 @@ class CompletionRequest(SamplingFields):
         self.check_stream_options()
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ParameterError("best_of", "only the value of n is supported: all texts are handed out")
-        if self.echo and self.logprobs is not None:
-            raise ParameterError("echo", "the prompt has no log-probabilities here; leave out echo or logprobs")
+        if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
+            raise ParameterError("max_tokens", "0 is for a prompt that is only judged, with echo and logprobs")
 
 
 def _works(body: CompletionRequest, service: Service) -> tuple[list[Work], list[str]]:
@@ -63,7 +63,8 @@ def _works(body: CompletionRequest, service: Service) -> tuple[list[Work], list[
     works: list[Work] = []
     starts: list[str] = []
     limit = service.limit_output(body.max_tokens, DEFAULT_MAX_TOKENS)
-    params = service.ready(body.sampling(max_tokens=limit, logprobs=body.logprobs))
+    judged = body.logprobs if body.echo else None
+    params = service.ready(body.sampling(max_tokens=limit, logprobs=body.logprobs, prompt_logprobs=judged))
     speculation = body.speculative(service.tokenizer.encode)
     for prompt in prompts:
         tokens = service.encode(prompt)
@@ -79,11 +80,11 @@ class _Form:
     def __init__(
         self, body: CompletionRequest, service: Service, id: str, works: list[Work], starts: list[str]
     ) -> None:
-        self._body, self._service, self._starts = body, service, starts
+        self._body, self._works, self._starts = body, works, starts
         self._prompt_tokens = sum(len(work.tokens) for work in works) // (body.n or 1)
         tokenizer = service.tokenizer
         self._traces = [Trace(tokenizer) for _ in works] if body.traced else []
-        self._logprobs = [CompletionLogprobs(tokenizer.token_bytes, tokenizer.is_special, len(s)) for s in starts]
+        self._logprobs = [CompletionLogprobs(tokenizer.token_bytes, tokenizer.is_special, s) for s in starts]
         self._frame = {
             "id": f"cmpl-{id}",
             "object": "text_completion",
@@ -93,15 +94,22 @@ class _Form:
         }
 
     def choice(self, piece: Piece, text: str) -> dict[str, Any]:
-        wanted = self._body.logprobs is not None
         choice = {
             "index": piece.index,
             "text": text,
-            "logprobs": self._logprobs[piece.index].take(piece.logprobs) if wanted else None,
+            "logprobs": None if self._body.logprobs is None else self._entries(piece),
             "finish_reason": None if piece.result is None else finish_reason(piece.result),
             "stop_reason": None if piece.result is None else piece.result.stop_reason,
         }
         return choice | {"outrider": self._traces[piece.index].take(piece)} if self._traces else choice
+
+    def _entries(self, piece: Piece) -> dict[str, Any]:
+        form = self._logprobs[piece.index]
+        if not piece.prompt_logprobs:
+            return form.take(piece.logprobs)
+        prompt = form.prompt(self._works[piece.index].tokens, piece.prompt_logprobs)
+        text = form.take(piece.logprobs)
+        return {name: prompt[name] + text[name] for name in prompt}
 
     def says_something(self, piece: Piece) -> bool:
         """Whether it is worth a chunk: half a character alone is not, unless its making is asked for."""

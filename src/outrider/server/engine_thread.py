@@ -57,6 +57,7 @@ class Piece:
     deltas: list[Delta] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()  # with the first piece, if they were asked for
     result: Result | None = None  # with the last piece
 
 
@@ -157,6 +158,7 @@ class Job:
         if delta is not None:
             piece.deltas.append(delta)
             piece.logprobs += delta.logprobs
+            piece.prompt_logprobs = piece.prompt_logprobs or delta.prompt_logprobs
             piece.text += delta.text
             self._sent[index] += len(delta.text)
         if result is not None:

@@ -40,13 +40,32 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: Bytes) -> dict[
 class CompletionLogprobs:
     """Of one text: `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`, a piece at a time.
 
-    `offset`: characters before the text, such as an echoed prompt.
+    `start`: what stands before the text, an echoed prompt.
     """
 
-    def __init__(self, token_bytes: Bytes, is_special: Callable[[int], bool], offset: int = 0) -> None:
+    def __init__(self, token_bytes: Bytes, is_special: Callable[[int], bool], start: str = "") -> None:
         self._bytes, self._is_special = token_bytes, is_special
-        self._offset = offset
+        self._start, self._offset = start, len(start)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def prompt(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """Of the echoed prompt; its first token has none."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        offsets, at = [], 0
+        for token in tokens:
+            offsets.append(at)
+            text = decoder.decode(self._bytes(token))
+            if not self._is_special(token) or self._start.startswith(text, at):  # one that the client wrote is shown
+                at += len(text)
+        known = self.take([entry for entry in entries if entry is not None])
+        self._offset = len(self._start)
+        self._decoder.reset()
+        return {
+            "tokens": [token_name(self._bytes(token)) for token in tokens],
+            "token_logprobs": [None, *known["token_logprobs"]],
+            "top_logprobs": [None, *known["top_logprobs"]],
+            "text_offset": offsets,
+        }
 
     def take(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         offsets = []
