@@ -43,7 +43,9 @@ def make(name: str, rig: Rig = ROOMY, **settings: Any) -> Engine:
 
 
 def expected(name: str, texts: Sequence[Result]) -> list[Speculation]:
-    """What `prediction` needs: an output that is right at first, and then wrong."""
+    """What `replay` and `prediction` need: the true output, and one that is right at first, and then wrong."""
+    if name == "replay":
+        return [Speculation(drafter=name, prediction=r.tokens) for r in texts]
     if name != "prediction":
         return [Speculation()] * len(texts)
     return [Speculation(prediction=[*r.tokens[:9], 1, 2, *r.tokens[11:]]) for r in texts]
