@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,9 @@ from rigs import accepted, engine, mix, prompts, rejected, said
 LENGTH = 40
 
 
-def run(plain: list[Result], **options: Any) -> list[Result]:
-    replay = engine(drafter="replay", drafter_options={"max_draft_tokens": 4, **options}, batch_size=4)
+def run(plain: list[Result], acceptance: str, seed: int = 0) -> list[Result]:
+    options = {"max_draft_tokens": 4, "acceptance": acceptance, "seed": seed}
+    replay = engine(drafter="replay", drafter_options=options, batch_size=4)
     each = [Speculation(prediction=r.tokens, drafter="replay") for r in plain]
     return replay.generate(prompts(4), mix("T 0.7", 8, max_tokens=LENGTH), speculation=each)
 
@@ -29,7 +29,7 @@ def plain() -> list[Result]:
 
 def test_the_ends_are_exact(plain: list[Result]) -> None:
     """At 1 every guess is right and each step brings all it can, at 0 none is; the text is the same at both."""
-    all_right, all_wrong = run(plain, acceptance=1), run(plain, acceptance=0)
+    all_right, all_wrong = run(plain, "1"), run(plain, "0")
     assert [said(r) for r in all_right] == [said(r) for r in all_wrong] == [said(r) for r in plain]
     assert rejected(all_right) == 0 < accepted(all_right)
     assert accepted(all_wrong) == 0 < rejected(all_wrong)
@@ -41,7 +41,7 @@ def test_acceptance_is_what_was_set(plain: list[Result]) -> None:
     """Of the guesses that were tested, 60 % come true. 400 tests or more: 4 standard errors are below 0.1."""
     tests = hits = 0
     for seed in range(6):
-        for result in run(plain, acceptance=0.6, seed=seed):
+        for result in run(plain, "0.6", seed):
             for step in result.steps:
                 hits += step.accepted
                 tests += step.accepted + (step.accepted < step.depth)
@@ -51,12 +51,12 @@ def test_acceptance_is_what_was_set(plain: list[Result]) -> None:
 
 def test_acceptance_by_depth(plain: list[Result]) -> None:
     """The first guess is always right and the second never: each full step brings two tokens."""
-    for result in run(plain, acceptance="1,0"):
+    for result in run(plain, "1,0"):
         assert {step.accepted for step in result.steps[1:-1]} == {1}
 
 
 def test_the_same_seed_replays_the_same_steps(plain: list[Result]) -> None:
-    first, again, other = (run(plain, acceptance=0.5, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (run(plain, "0.5", seed) for seed in (3, 3, 4))
     assert [r.steps for r in first] == [r.steps for r in again]
     assert [r.steps for r in first] != [r.steps for r in other]
 

@@ -1,9 +1,9 @@
 """The true text, made wrong on purpose: for experiments that set the acceptance and measure what it is worth.
 
-The truth is what plain decoding wrote. A guess at depth d of a draft is the true token with the probability that was set
-for that depth, and another token otherwise. Whether it is right is a pure function of (seed, request's seed, position):
-each position is tested at most once, so the guesses that are tested are right independently of each other, as the
-formula of Leviathan et al. 2023 (section 3.1) assumes.
+The truth is what plain decoding wrote. A guess at depth d of a draft is the true token with the probability that was
+set for that depth, and another token otherwise. Whether it is right is a pure function of (seed, request's seed,
+position): each position is tested at most once, so the guesses that are tested are right independently of each other,
+as the formula of Leviathan et al. 2023 (section 3.1) assumes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ __all__ = ["DRAFTER"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(Options):
-    acceptance: str = field(
-        default="0.8", metadata={"help": "chance that a guess is right; several, A,B,..., are by depth, the last goes on"}
-    )
+    acceptance: str = field(default="0.8", metadata={"help": "chance that a guess is right; A,B,... by depth"})
     truth: str = field(
         default="",
         metadata={"help": "file of `outrider generate --json` results; empty = the request's own prediction"},
@@ -96,7 +94,7 @@ def _read(path: Path) -> dict[tuple[int, ...], list[int]]:
     for entry in found if isinstance(found, list) else [found]:
         if not isinstance(entry, dict) or not all(_ids(entry.get(key)) for key in ("prompt_tokens", "tokens")):
             raise DrafterError(
-                f"replay: truth {path} has no 'prompt_tokens' and 'tokens': give what `outrider generate --json` printed"
+                f"replay: truth {path} has no 'prompt_tokens' and 'tokens': give `outrider generate --json`'s output"
             )
         out[tuple(entry["prompt_tokens"])] = entry["tokens"]
     return out
