@@ -1,4 +1,4 @@
-"""A report's JSON file: refused before anything is measured, and there as a whole or not at all."""
+"""A report's file: refused before anything is measured, and there as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ __all__ = ["ReportFile"]
 
 
 class ReportFile:
-    """Where `--json OUT` goes. A path that cannot be written raises CommandError at once and costs nobody an hour."""
+    """Where a report goes that `option` names.
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
+    A path that cannot be written raises CommandError at once and costs nobody an hour.
+    """
+
+    def __init__(self, path: str, option: str = "--json") -> None:
+        self._path, self._option = Path(path), option
         try:
             if self._path.exists():
                 with open(self._path, "ab"):
@@ -25,7 +28,7 @@ class ReportFile:
                     pass
                 self._part().unlink()
         except OSError as error:
-            raise CommandError(f"--json: {path}: {error.strerror or error}") from None
+            raise CommandError(f"{option}: {path}: {error.strerror or error}") from None
 
     def write(self, text: str) -> None:
         """Put `text` there, whole. Raises CommandError, and then an older file is what it was."""
@@ -36,7 +39,7 @@ class ReportFile:
             self._part().write_text(text, encoding="utf-8")
             os.replace(self._part(), self._path.resolve())
         except OSError as error:
-            raise CommandError(f"--json: {self._path}: {error.strerror or error}") from None
+            raise CommandError(f"{self._option}: {self._path}: {error.strerror or error}") from None
         finally:
             with suppress(OSError):
                 self._part().unlink(missing_ok=True)

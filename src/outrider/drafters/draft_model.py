@@ -20,7 +20,7 @@ from outrider.drafters.retokenised import Retokenised
 from outrider.models.shipped import find_shipped
 from outrider.runtime.growth import Plan, Sprout
 
-__all__ = ["DRAFTER"]
+__all__ = ["DRAFTER", "difference"]
 
 _WIDEST = 64  # siblings per node: nobody pays for more
 
@@ -54,16 +54,16 @@ class DraftModel:
             )
         loaded = context.load(name)
         self.options, self.runner = options, loaded.runner
-        difference = _difference(context.tokenizer, loaded.tokenizer)
+        differing = difference(context.tokenizer, loaded.tokenizer)
         self._foreign: Retokenised | None = None
-        if difference is not None:
+        if differing is not None:
             if not options.retokenise:
                 raise DrafterError(
-                    f"draft_model: {difference}. Use a draft of the target's family, or let its text be cut anew: "
+                    f"draft_model: {differing}. Use a draft of the target's family, or let its text be cut anew: "
                     "--drafter-option retokenise=true"
                 )
             if options.width > 1:
-                raise DrafterError(f"draft_model: {difference}: it guesses chains only; leave out width")
+                raise DrafterError(f"draft_model: {differing}: it guesses chains only; leave out width")
             self._foreign = Retokenised(context.tokenizer, loaded.tokenizer, loaded.runner)
         self._vocabulary = min(context.config.vocabulary, self.runner.config.vocabulary)
         self._plan = Plan(context.config.vocabulary, options.width, options.min_probability)
@@ -126,7 +126,7 @@ def _named(context: Context) -> str:
     return str(name)
 
 
-def _difference(target: object, draft: object) -> str | None:
+def difference(target: object, draft: object) -> str | None:
     """How the tokenizers differ, with the first tokens; None if they are one. Padding of either does not matter."""
     if target.fingerprint() == draft.fingerprint():  # type: ignore[attr-defined]
         return None

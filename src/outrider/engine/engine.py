@@ -367,6 +367,11 @@ class Engine:
         return len(self._scheduler.waiting)
 
     @property
+    def loaded(self) -> Loaded:
+        """The target as it lies in memory: for another engine over it (`from_loaded`)."""
+        return self._loaded
+
+    @property
     def batch_size(self) -> int:
         return self._scheduler.batch_size
 

@@ -1,0 +1,152 @@
+"""Speed-up against acceptance, measured: the replay drafter sets it, a clock tells what it is worth.
+
+Three figures for each acceptance rate a and draft length k: what was measured, what the profile's costs predict for the
+steps that were made, and what they predict with the formula of Leviathan et al. 2023 alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from outrider.advise.expected import tokens
+from outrider.advise.probe import tokens_of
+from outrider.advise.prompts import built_in
+from outrider.core.params import SamplingParams
+from outrider.engine.engine import Engine, Loaded
+from outrider.engine.speculation import Speculation
+
+__all__ = ["ACCEPTANCES", "LENGTHS", "Cell", "sweep"]
+
+ACCEPTANCES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+_PLAIN = 48  # plain steps beside each cell's
+_FEWEST, _MOST = 40, 420  # steps of a cell
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One acceptance rate and draft length. Costs in seconds of a step."""
+
+    acceptance: float
+    guesses: int
+    steps: int  # with that many guesses
+    tokens: int  # that they brought
+    seconds: float  # that they took
+    plain: float  # of a plain step, measured beside them
+
+    @property
+    def measured(self) -> float:
+        """Speed-up over plain decoding."""
+        return self.tokens * self.plain / self.seconds
+
+    @property
+    def formula(self) -> float:
+        """Speed-up by the expected tokens of the formula and the steps' measured cost."""
+        return tokens(self.acceptance, self.guesses) * self.plain * self.steps / self.seconds
+
+    def as_dict(self) -> dict[str, float]:
+        return {**asdict(self), "measured": self.measured, "formula": self.formula}
+
+
+def sweep(
+    loaded: Loaded,
+    *,
+    acceptances: Sequence[float] = ACCEPTANCES,
+    lengths: Sequence[int] = LENGTHS,
+    error: float = 0.03,
+    length: int = 64,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Cell]:
+    """So many steps for each cell that chance moves its mean by about `error`, within limits.
+
+    The truth is what plain decoding writes to the built-in prompts.
+    """
+    engine = Engine.from_loaded(loaded)
+    params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    prompts = [tokens_of(engine, text) for text in built_in()]
+    truths = [result.tokens for result in engine.generate(prompts, params)]
+    replays = {
+        a: Engine.from_loaded(
+            loaded, drafter="replay", drafter_options={"acceptance": str(a), "max_draft_tokens": max(lengths)}
+        )
+        for a in acceptances
+    }
+    out: list[Cell] = []
+    for guesses in lengths:
+        for a in acceptances:
+            steps = _steps(a, guesses, error)
+            out.append(_cell(replays[a], a, guesses, list(zip(prompts, truths, strict=True)), steps, clock))
+            progress(len(out), len(lengths) * len(acceptances))
+    return out
+
+
+def _steps(a: float, k: int, error: float) -> int:
+    """Steps after which the mean of tokens per step has a relative standard error of `error`."""
+    law = [a**n * (1 - a) for n in range(k)] + [a**k]  # of the guesses that are right
+    mean = tokens(a, k)
+    variance = sum(p * (1 + n - mean) ** 2 for n, p in enumerate(law))
+    return min(max(round(variance / (error * mean) ** 2), _FEWEST), _MOST)
+
+
+def _cell(
+    engine: Engine,
+    acceptance: float,
+    guesses: int,
+    texts: Sequence[tuple[list[int], list[int]]],
+    wanted: int,
+    clock: Callable[[], float],
+) -> Cell:
+    drafted, plain = _Tally(guesses), _Tally(0)
+    seed = 0
+    while drafted.steps < wanted:
+        prompt, truth = texts[seed % len(texts)]
+        params = SamplingParams(temperature=0.0, max_tokens=len(truth), ignore_eos=True, seed=seed)
+        _run(engine, prompt, truth, params, drafted, wanted, clock)
+        if plain.steps < _PLAIN:  # between the drafted ones: the machine may drift
+            _run(engine, prompt, truth, params, plain, min(_PLAIN, drafted.steps), clock)
+        seed += 1
+    return Cell(acceptance, guesses, drafted.steps, drafted.tokens, drafted.seconds, plain.seconds / plain.steps)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Full steps of so many guesses."""
+
+    guesses: int
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def _run(
+    engine: Engine,
+    prompt: list[int],
+    truth: list[int],
+    params: SamplingParams,
+    tally: _Tally,
+    wanted: int,
+    clock: Callable[[], float],
+) -> None:
+    """One text, or the part of it that is still wanted. Not counted: the prompt, and steps without room for all."""
+    request = engine.add(
+        prompt, params, Speculation(prediction=truth, drafter="replay", max_draft_tokens=tally.guesses)
+    )
+    first = True
+    while request in engine.running or engine.waiting:
+        began = clock()
+        deltas = engine.step()
+        spent = clock() - began
+        if not deltas:
+            continue
+        step = deltas[0].step
+        if not first and step is not None and step.drafted == tally.guesses:
+            tally.steps += 1
+            tally.tokens += 1 + step.accepted
+            tally.seconds += spent
+        first = False
+        if tally.steps >= wanted:
+            engine.cancel(request)
+    engine.result(request)
