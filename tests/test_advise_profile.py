@@ -112,7 +112,7 @@ def test_a_profile_is_measured_kept_and_found(cache: Path) -> None:
     """Every shape, draw and method is there; another dtype or model has none; what is damaged is told."""
     target = model()
     engine = Engine.from_loaded(target, adapt=True)
-    profile = measure(target, {"none": engine, "ngram": engine}, plan=replace(SMALL, texts=TEXTS))
+    profile = measure(target, {"none": engine, "ngram": engine}, version="1", plan=replace(SMALL, texts=TEXTS))
     assert [(f.batch, f.rows // f.batch, f.context) for f in profile.forwards] == SMALL.shapes
     assert all(f.seconds > 0 for f in profile.forwards)
     assert [d.method for d in profile.draftings] == ["none", "ngram"]

@@ -14,7 +14,6 @@ from statistics import median
 
 import numpy as np
 
-from outrider import __version__
 from outrider.advise.probe import Followed, follow
 from outrider.advise.prompts import Text, built_in
 from outrider.core.cache import Rows
@@ -68,13 +67,15 @@ def measure(
     loaded: Loaded,
     methods: Mapping[str, Engine],
     *,
+    version: str,
     plan: Plan = Plan(),
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Profile:
     """The profile of a model. `methods` are engines over it, by the method that each is to draft with.
 
-    The engines may be one and the same. Raises ParameterError where the cache is too small for the plan's forwards.
+    The engines may be one and the same; `version` is outrider's, for the record. Raises ParameterError where the cache
+    is too small for the plan's forwards.
     """
     forwards, draws = measure_forwards(
         loaded, plan, clock=clock, progress=lambda done, total: progress("forwards", done, total)
@@ -83,7 +84,7 @@ def measure(
         key=key_of(loaded),
         name=loaded.files.name,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        outrider=__version__,
+        outrider=version,
         context=plan.context,
         forwards=forwards,
         draws=draws,

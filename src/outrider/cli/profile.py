@@ -73,6 +73,7 @@ def profile(
 def _measure(
     model: str, draft: str | None, dtype: str, threads: int | None, rounds: int, tokens: int, swept: bool
 ) -> Profile:
+    from outrider import __version__
     from outrider.advise.measure import Plan, measure
     from outrider.advise.sweep import sweep
     from outrider.cli.drafts import drafting_engine
@@ -87,7 +88,7 @@ def _measure(
         cache_tokens=plan.cache_rows,
         batch_size=1,
     )
-    found = measure(engine.loaded, _available(engine), plan=plan, progress=_progress)
+    found = measure(engine.loaded, _available(engine), version=__version__, plan=plan, progress=_progress)
     for draft_of in drafts.values():
         for drafting in found.draftings:
             if drafting.method == draft_of.method:
