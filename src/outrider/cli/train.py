@@ -70,6 +70,12 @@ def prompts(
     opening: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="For self: what prompts begin with; may be repeated.")
     ] = None,
+    system: Annotated[
+        str, typer.Option(metavar="TEXT", help="For self: the system message that users write their prompts under.")
+    ] = "",
+    longest: Annotated[
+        int, typer.Option(metavar="N", min=16, help="For self and self-code: tokens of a prompt, at most.")
+    ] = 320,
     temperature: Annotated[
         float, typer.Option(metavar="T", min=0.1, help="For self and self-code: that they are drawn at.")
     ] = 0.8,
@@ -97,9 +103,11 @@ def prompts(
     elif source in ("self", "self-code"):
         if target is None:
             raise CommandError(f"--from {source}: --target is missing: the model that writes the prompts")
-        if opening and source == "self-code":
-            raise CommandError("--opening: --from self-code begins with functions; use --from self")
-        found = _self_written(source, target, count, opening, temperature, seed, dtype, threads)[:limit]
+        if (opening or system) and source == "self-code":
+            raise CommandError("--opening and --system: --from self-code begins with functions; use --from self")
+        found = _self_written(source, target, count, opening, system, longest, temperature, seed, (dtype, threads))[
+            :limit
+        ]
     elif not file:
         raise CommandError(f"--from {source}: --file is missing")
     elif source == "text":
@@ -118,15 +126,17 @@ def _self_written(
     target: str,
     count: int,
     openings: list[str] | None,
+    system: str,
+    longest: int,
     temperature: float,
     seed: int,
-    dtype: str,
-    threads: int | None,
+    machine: tuple[str, int | None],
 ) -> list[Prompt]:
     from outrider.train import selfwritten
 
     files = _open(target)
-    writer = _writer(files, ("native", dtype, "cpu", threads), BATCH, 2 * selfwritten.LONGEST)
+    dtype, threads = machine
+    writer = _writer(files, ("native", dtype, "cpu", threads), BATCH, longest + 256)
     with _bar("prompts") as report:
 
         def progress(done: int, total: int) -> None:
@@ -134,7 +144,7 @@ def _self_written(
 
         if source == "self-code":
             return selfwritten.self_written_stubs(
-                writer, files.tokenizer, count, seed, temperature=temperature, progress=progress
+                writer, files.tokenizer, count, seed, temperature=temperature, longest=longest, progress=progress
             )
         return selfwritten.self_written(
             writer,
@@ -142,6 +152,8 @@ def _self_written(
             count,
             seed,
             openings=None if openings is None else dict.fromkeys(openings, 1.0),
+            system=system,
+            longest=longest,
             temperature=temperature,
             progress=progress,
         )
@@ -193,6 +205,9 @@ Folder = Annotated[
     typer.Option("--answers", metavar="DIR", help="Answers of earlier runs; may be repeated.  [default: OUT/answers]"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training that was begun in OUT.")]
+Start = Annotated[
+    Path | None, typer.Option("--start", metavar="DIR", help="Begin with the weights of the training in this folder.")
+]
 Prompts = Annotated[
     list[Path] | None, typer.Option("--prompts", metavar="FILE", help="JSON Lines with prompts; may be repeated.")
 ]
@@ -211,11 +226,13 @@ def eagle(
     device: Device = "cpu",
     threads: Threads = None,
     resume: Resume = False,
+    start: Start = None,
 ) -> None:
     """Train an EAGLE-3 head: one layer over three of the target's states."""
     from outrider.train.session import train_eagle
 
-    _train("eagle", train_eagle, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+    machine = (runner, dtype, device, threads)
+    _train("eagle", train_eagle, target, out, prompts, answers, recipe, set, machine, resume, start)
 
 
 @app.command()
@@ -231,11 +248,13 @@ def medusa(
     device: Device = "cpu",
     threads: Threads = None,
     resume: Resume = False,
+    start: Start = None,
 ) -> None:
     """Train Medusa heads: several guesses from the target's last state."""
     from outrider.train.session import train_medusa
 
-    _train("medusa", train_medusa, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+    machine = (runner, dtype, device, threads)
+    _train("medusa", train_medusa, target, out, prompts, answers, recipe, set, machine, resume, start)
 
 
 @app.command()
@@ -251,11 +270,13 @@ def draft(
     device: Device = "cpu",
     threads: Threads = None,
     resume: Resume = False,
+    start: Start = None,
 ) -> None:
     """Distil a small draft model from some of the target's layers."""
     from outrider.train.session import train_draft
 
-    _train("draft", train_draft, target, out, prompts, answers, recipe, set, (runner, dtype, device, threads), resume)
+    machine = (runner, dtype, device, threads)
+    _train("draft", train_draft, target, out, prompts, answers, recipe, set, machine, resume, start)
 
 
 @app.command("layer-skip")
@@ -300,6 +321,7 @@ def _train(
     changes: list[str] | None,
     machine: Machine,
     resume: bool,
+    start: Path | None = None,
 ) -> None:
     """Answers where there are prompts, then the training; says what came of it."""
     try:
@@ -333,6 +355,7 @@ def _train(
     words += [word for path in prompts or () for word in ("--prompts", path.name)] or [
         word for folder in folders for word in ("--answers", folder.name)
     ]
+    words += [] if start is None else ["--start", start.name]
     words += ["--out", out.name, *(() if recipe is None else ("--recipe", recipe.name))]
     words += [word for change in changes or () for word in ("--set", change)]
     with _bar("steps") as report:
@@ -346,6 +369,7 @@ def _train(
             dtype=dtype,
             threads=threads,
             resume=resume,
+            start=start,
             say=lambda line: typer.echo(line, err=True),
             progress=report,
             command=" ".join(words),

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from outrider.train.errors import TrainError
 from outrider.train.settings import TrainSettings
 
-__all__ = ["Acceptance", "Pupil", "Report", "batches", "fit", "save_tensors"]
+__all__ = ["DRAFT_TOKENS", "RUN", "Acceptance", "Pupil", "Report", "batches", "begin_with", "fit", "save_tensors"]
 
 RUN = "run"  # the folder in which the state of a training lies, beside the drafter that it makes
 PAUSE = 5.0  # times the usual time of a step; the rest of a longer one was a pause of the process
 CHECKPOINT = "checkpoint.safetensors"
+DRAFT_TOKENS = "draft_tokens.json"
 LOG = "log.jsonl"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
@@ -235,6 +236,37 @@ class _Run:
         if best is not None:
             best = Acceptance(tuple(best["by_depth"]), best["length"], tuple(best["top"]), best["loss"])
         return _State(**stored, best=best)
+
+
+def begin_with(folder: Path, module: nn.Module, tokens: Sequence[int]) -> dict[str, int | float]:
+    """Take over what the training in `folder` has learnt; its steps, answer tokens and seconds so far are returned.
+
+    `tokens` is the draft vocabulary now: rows of a learnt projection go to the tokens that they stand for, and tokens
+    that are new keep the rows that they have. Raises TrainError if there is no training of the same drafter.
+    """
+    from safetensors import safe_open
+
+    path = folder / RUN / CHECKPOINT
+    if not path.exists():
+        raise TrainError(f"{folder}: holds no training to begin with: {path} is missing")
+    before = json.loads((folder / RUN / DRAFT_TOKENS).read_text())
+    places = {token: row for row, token in enumerate(before)}
+    kept = [(row, places[token]) for row, token in enumerate(tokens) if token in places]
+    rows, sources = (torch.tensor(column) for column in zip(*kept, strict=True))
+    with safe_open(path, "pt") as file, torch.no_grad():
+        for name, p in module.named_parameters():
+            if not p.requires_grad:
+                continue
+            key = f"weight.{name}"
+            stored = file.get_tensor(key) if key in file.keys() else None  # noqa: SIM118
+            if stored is not None and stored.shape[0] == len(before) and p.shape[0] == len(tokens) and p.ndim == 2:
+                p[rows.to(p.device)] = stored[sources].to(p)
+            elif stored is not None and stored.shape == p.shape:
+                p.copy_(stored)
+            else:
+                raise TrainError(f"{folder}: holds a training of another drafter: {name} is not as it should be")
+        state = json.loads(file.metadata()["state"])
+    return {name: state[name] for name in ("step", "tokens", "seconds")}
 
 
 def _keep_memory() -> None:

@@ -75,16 +75,18 @@ def self_written(
     seed: int = 0,
     *,
     openings: dict[str, float] | None = None,
+    system: str = "",
     temperature: float = 0.8,
     longest: int = LONGEST,
     progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> list[Prompt]:
     """`count` user turns drawn at `temperature`, those left out that repeat another, are empty or find no end.
 
-    `longest` bounds a turn in tokens. Raises TrainError if the model has no chat template, or one in which a user's
-    words cannot be told from the rest.
+    `longest` bounds a turn in tokens. `system` is a system message under which the turns are drawn: what users send
+    to an assistant that was told to summarise, say. It is no part of the prompts. Raises TrainError if the model has
+    no chat template, or one in which a user's words cannot be told from the rest.
     """
-    turn = turn_opening(tokenizer)
+    turn = turn_opening(tokenizer, system)
 
     def prompt(number: int, opening: str, text: str, ended: bool) -> Prompt | None:
         if not ended or len(text.strip()) < max(SHORTEST, len(opening) + 4):
@@ -158,11 +160,12 @@ def _drawn(
     return [prompt for _, prompt in sorted(found.values(), key=lambda pair: pair[0])]
 
 
-def turn_opening(tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a conversation up to the first character of the user's first turn."""
+def turn_opening(tokenizer: Tokenizer, system: str = "") -> list[int]:
+    """The tokens of a conversation up to the first character of the user's first turn, behind a `system` message."""
     if tokenizer.template is None:
         raise TrainError("--from self: the target has no chat template; give it prompts of your own with --from jsonl")
-    text = tokenizer.apply_chat_template([{"role": "user", "content": MARK}])
+    told = [{"role": "system", "content": system}] if system else []
+    text = tokenizer.apply_chat_template([*told, {"role": "user", "content": MARK}])
     before, found, _ = text.partition(MARK)
     if not found:
         raise TrainError("--from self: the target's chat template changes the user's words; use --from jsonl")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from outrider.models.heads import EagleConfig, MedusaConfig, write_draft, write_eagle, write_medusa
 from outrider.train.card import write_card
@@ -21,7 +22,7 @@ from outrider.train.eagle import EagleModule, EaglePupil
 from outrider.train.errors import TrainError
 from outrider.train.features import FeatureStore, Reader, runner_reader, torch_reader
 from outrider.train.layer_skip import search, write_skip
-from outrider.train.loop import RUN, Pupil, Report, fit
+from outrider.train.loop import DRAFT_TOKENS, RUN, Pupil, Report, begin_with, fit
 from outrider.train.medusa import MedusaModule, MedusaPupil
 from outrider.train.recipe import Recipe
 from outrider.train.settings import DraftSettings, EagleSettings, LayerSkipSettings, MedusaSettings, TrainSettings
@@ -52,10 +53,12 @@ class Session:
     dtype: str = "auto"
     threads: int | None = None
     resume: bool = False
+    start: Path | None = None  # a training of the same drafter whose weights this one begins with
     say: Callable[[str], None] = lambda line: None
     progress: Progress = lambda step, steps, note: None
     command: str = ""  # how this training was called, for the model card
     tokens: int = 0  # answer tokens on disk, once they were read
+    before: dict[str, int | float] | None = None  # steps, tokens and seconds of `start`, once it was read
 
     def read(self) -> tuple[list[Answer], list[int], list[int]]:
         """All answers, and the indexes of those to learn from and those held out."""
@@ -90,7 +93,7 @@ class Session:
     def draft_tokens(self, answers: Sequence[Answer], learn: Sequence[int], held: Sequence[int], size: int) -> Tokens:
         """The draft vocabulary, chosen once: a run that is resumed keeps its own."""
         config = self.files.config
-        path = self.out / RUN / "draft_tokens.json"
+        path = self.out / RUN / DRAFT_TOKENS
         if self.resume and path.exists():
             tokens = np.array(json.loads(path.read_text()), np.int64)
         else:
@@ -103,6 +106,13 @@ class Session:
 
     def target(self, tokens: Tokens) -> Target:
         return Target.of(self.files, tokens, device=self.device)
+
+    def begin(self, module: nn.Module, tokens: Tokens) -> None:
+        """Bring `module` to where the training began that this one goes on with, and to the device."""
+        if self.start is not None:
+            self.before = begin_with(self.start, module, tokens.tolist())
+            self.say(f"begins with {self.start}: {self.before['step']:,} steps, {self.before['tokens']:,} tokens")
+        module.to(self.device)
 
     def fit(self, pupil: Pupil, answers: Sequence[Answer], learn: Sequence[int], settings: TrainSettings) -> Report:
         lengths = [len(answers[i].prompt) + len(answers[i].answer) for i in learn]
@@ -119,6 +129,7 @@ class Session:
             "steps": report.steps,
             "tokens": report.tokens,
             "seconds": round(report.seconds, 1),
+            **({} if self.before is None else {"began_with": self.before}),
             "validation": None if report.best is None else asdict(report.best),
             "made": time.strftime("%Y-%m-%d", time.gmtime()),
         }
@@ -184,7 +195,7 @@ def train_eagle(session: Session) -> Report:
     store = session.store(answers, (*wants, -1))
     some = [torch.from_numpy(bits).view(torch.bfloat16) for bits in store.get(learn[:32])]
     module.start(target, torch.cat([state[:, :-1] for state in some]), schedule.seed)
-    module.to(session.device)
+    session.begin(module, tokens)
 
     def export(folder: Path, report: Report) -> None:
         write_eagle(
@@ -222,7 +233,7 @@ def train_medusa(session: Session) -> Report:
     )
     module = MedusaModule(heads)
     module.start(target)
-    module.to(session.device)
+    session.begin(module, tokens)
 
     def export(folder: Path, report: Report) -> None:
         write_medusa(
@@ -250,7 +261,8 @@ def train_draft(session: Session) -> Report:
     answers, learn, held = session.read()
     tokens = session.draft_tokens(answers, learn, held, settings.draft_vocabulary)
     target = session.target(tokens)
-    module = make_draft(config, session.files.tensors, layers, target).to(session.device)
+    module = make_draft(config, session.files.tensors, layers, target)
+    session.begin(module, tokens)
 
     def export(folder: Path, report: Report) -> None:
         write_draft(
