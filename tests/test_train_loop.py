@@ -80,6 +80,41 @@ def test_kill_and_resume_gives_the_same_weights(method: str, tmp_path: Path) -> 
             assert torch.equal(one[key], two[key]), key
 
 
+@pytest.mark.parametrize("method", ["train_eagle", "train_medusa", "train_draft"])
+def test_a_training_begins_with_the_weights_of_another(method: str, tmp_path: Path) -> None:
+    """At a rate of nothing it ends where the other one ended, though its draft vocabulary is another."""
+    files, train = target(), getattr(lesson, method)
+    train(session(tmp_path, "first", files))
+    name = method.removeprefix("train_")
+    still = {
+        **QUICK,
+        "train": {**QUICK["train"], "rate": 0.0, "decay": 0.0, "epochs": 0.2},
+        name: {**QUICK[name], "draft_vocabulary": 80},
+    }
+    second = session(tmp_path, "second", files, start=tmp_path / "first")
+    second.recipe = Recipe(still)
+    train(second)
+    one, two = (load_file(tmp_path / out / "run" / "checkpoint.safetensors") for out in ("first", "second"))
+    before, after = (json.loads((tmp_path / out / "run/draft_tokens.json").read_text()) for out in ("first", "second"))
+    assert len(after) == 80
+    for key in (key for key in one if key.startswith("weight.")):
+        if len(one[key]) == 90:
+            kept = [(before.index(token), row) for row, token in enumerate(after) if token in before]
+            assert kept
+            assert all(torch.equal(one[key][old], two[key][new]) for old, new in kept)
+        else:
+            assert torch.equal(one[key], two[key]), key
+    notes = json.loads((tmp_path / "second" / "config.json").read_text())["outrider"]
+    assert notes["began_with"]["step"] > 8
+
+    with pytest.raises(TrainError, match="no training"):
+        train(session(tmp_path, "third", files, start=tmp_path / "answers"))
+    wider = session(tmp_path, "fourth", files, start=tmp_path / "second")
+    other = next(m for m in ("train_eagle", "train_medusa") if m != method)
+    with pytest.raises(TrainError, match="another drafter"):
+        getattr(lesson, other)(wider)
+
+
 def test_other_settings_do_not_resume(tmp_path: Path) -> None:
     """A run goes on with the settings it was begun with, or is refused by name."""
     files = target()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,25 +38,46 @@ def text_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ask", "start"),
+    ("ask", "said"),
     [
-        ("summarize", "Summarize: The old"),
-        ("question", "The old"),
-        ("translate:German", "Translate German to English: The"),
+        ("summarize", r"(?i)summar|TL;DR|points"),
+        ("question", r"(?i)(who|what|when|where|why|how) .*(Captain Morgan|Morgan|northern)"),
+        ("rewrite", r"[.:] ?(\n|$)"),
+        ("translate:German", "^Translate German to English: The"),
     ],
 )
-def test_texts_give_prompts_of_whole_sentences(ask: str, start: str, tmp_path: Path) -> None:
+def test_texts_give_prompts_of_whole_sentences(ask: str, said: str, tmp_path: Path) -> None:
     """Each way of asking shows prose alone, the same for the same seed."""
     found = passages([text_file(tmp_path)], ask, seed=1)
     assert found == passages([text_file(tmp_path)], ask, seed=1)
     assert len(found) > 2
     for prompt in found:
         text = prompt.content[0]["content"]
-        assert text.startswith(start)
+        assert re.search(said, text)
+        assert SENTENCE.strip() in text
         assert "Chapter" not in text
         assert "|" not in text
     if ask == "question":
         assert all("Morgan" in prompt.content[0]["content"].splitlines()[-1] for prompt in found)
+
+
+def test_documents_come_from_pages_and_from_prompts(tmp_path: Path) -> None:
+    """Only what stands in <p> is read of a page; each prompt of a .jsonl file is a document of its own."""
+    page = tmp_path / "a.html"
+    page.write_text(f"<h1>Title.</h1><script>var x = 1.</script><p>{SENTENCE * 4}<b>It still stands.</b></p>")
+    found = passages([page], "rewrite")
+    assert len(found) == 1
+    text = found[0].content[0]["content"]
+    assert "single summer. It still stands." in text
+    assert "Title" not in text
+    assert "var" not in text
+
+    drawn = tmp_path / "drawn.jsonl"
+    articles = [f"Article {word}. {SENTENCE * 4}".strip() for word in ("one", "two")]
+    drawn.write_text("".join(json.dumps({"prompt": article}) + "\n" for article in articles))
+    asked = [prompt.content[0]["content"] for prompt in passages([drawn], "summarize", seed=3)]
+    assert len(asked) == 2
+    assert all(sum(article in text for article in articles) == 1 for text in asked)
 
 
 def test_texts_without_prose_and_unknown_words_are_refused(tmp_path: Path) -> None:
@@ -94,6 +117,14 @@ def test_the_target_writes_user_turns(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(opening) == "user: "
     assert all(job.prompt == opening for job in seen)
     assert len({job.seed for job in seen}) == 8
+
+    says[1] = ("The ship has sailed. Then it is cut in the mid", False)
+    parts = self_written(writer(tokenizer, says[1:2], []), tokenizer, 1, openings={"": 1.0}, cut=True)
+    assert [prompt.content[0]["content"] for prompt in parts] == ["The ship has sailed."]
+
+    told = self_written(writer(tokenizer, says, seen := []), tokenizer, 8, openings={"": 1.0}, system="Be brief.")
+    assert told == found
+    assert tokenizer.decode(seen[0].prompt) == "system: Be brief.\nuser: "
 
     begun = self_written(writer(tokenizer, says[:1], seen), tokenizer, 1, openings={"Summarize: ": 1.0})
     assert begun[0].content[0]["content"] == "Summarize:How do boats float?"

@@ -76,6 +76,9 @@ def prompts(
     longest: Annotated[
         int, typer.Option(metavar="N", min=16, help="For self and self-code: tokens of a prompt, at most.")
     ] = 320,
+    cut: Annotated[
+        bool, typer.Option("--cut", help="For self: keep prompts that reach --longest, up to their last full stop.")
+    ] = False,
     temperature: Annotated[
         float, typer.Option(metavar="T", min=0.1, help="For self and self-code: that they are drawn at.")
     ] = 0.8,
@@ -105,9 +108,9 @@ def prompts(
             raise CommandError(f"--from {source}: --target is missing: the model that writes the prompts")
         if (opening or system) and source == "self-code":
             raise CommandError("--opening and --system: --from self-code begins with functions; use --from self")
-        found = _self_written(source, target, count, opening, system, longest, temperature, seed, (dtype, threads))[
-            :limit
-        ]
+        found = _self_written(
+            source, target, count, opening, system, (longest, cut), temperature, seed, (dtype, threads)
+        )[:limit]
     elif not file:
         raise CommandError(f"--from {source}: --file is missing")
     elif source == "text":
@@ -127,7 +130,7 @@ def _self_written(
     count: int,
     openings: list[str] | None,
     system: str,
-    longest: int,
+    length: tuple[int, bool],
     temperature: float,
     seed: int,
     machine: tuple[str, int | None],
@@ -136,6 +139,7 @@ def _self_written(
 
     files = _open(target)
     dtype, threads = machine
+    longest, cut = length
     writer = _writer(files, ("native", dtype, "cpu", threads), BATCH, longest + 256)
     with _bar("prompts") as report:
 
@@ -154,6 +158,7 @@ def _self_written(
             openings=None if openings is None else dict.fromkeys(openings, 1.0),
             system=system,
             longest=longest,
+            cut=cut,
             temperature=temperature,
             progress=progress,
         )

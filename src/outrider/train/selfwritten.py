@@ -78,17 +78,21 @@ def self_written(
     system: str = "",
     temperature: float = 0.8,
     longest: int = LONGEST,
+    cut: bool = False,
     progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> list[Prompt]:
     """`count` user turns drawn at `temperature`, those left out that repeat another, are empty or find no end.
 
     `longest` bounds a turn in tokens. `system` is a system message under which the turns are drawn: what users send
-    to an assistant that was told to summarise, say. It is no part of the prompts. Raises TrainError if the model has
+    to an assistant that was told to summarise, say. It is no part of the prompts. `cut` keeps turns that find no end,
+    up to their last full stop: articles are as good without their end. Raises TrainError if the model has
     no chat template, or one in which a user's words cannot be told from the rest.
     """
     turn = turn_opening(tokenizer, system)
 
     def prompt(number: int, opening: str, text: str, ended: bool) -> Prompt | None:
+        if not ended and cut:
+            text, ended = text[: text.rfind(".") + 1], True
         if not ended or len(text.strip()) < max(SHORTEST, len(opening) + 4):
             return None
         return Prompt([{"role": "user", "content": text.strip()}], f"self {opening.strip().lower()}".strip())
