@@ -72,7 +72,7 @@ def test_guesses_come_from_the_state_that_wrote_the_last_token() -> None:
             _, state, length = next(one for one in reversed(seen) if one[0].id == request.id)
             assert length == len(request.shaping.tokens)
             logits = drafter._heads.logits(state[None])[0, 0]
-            best = drafter._tokens[np.argsort(-logits, kind="stable")]
+            best = drafter._heads._known[np.argsort(-logits, kind="stable")]
             children = [tree.tokens[n] for n in tree.children()[0]]
             assert children == best[: len(children)].tolist()
             checked += len(children) > 0
@@ -91,11 +91,11 @@ def test_a_head_that_knows_the_target_is_accepted() -> None:
     vocabulary = files().config.vocabulary
 
     def logits(states: np.ndarray) -> np.ndarray:
-        out = np.full((3, len(states), len(drafter._tokens)), -5.0, np.float32)
-        out[:, :, int(np.flatnonzero(drafter._tokens == favourite)[0])] = 5.0
+        out = np.full((3, len(states), len(drafter._heads._known)), -5.0, np.float32)
+        out[:, :, int(np.flatnonzero(drafter._heads._known == favourite)[0])] = 5.0
         return out
 
-    favourite = int(drafter._tokens[7])
+    favourite = int(drafter._heads._known[7])
     assert favourite < vocabulary
     drafter._heads.logits = logits
     (result,) = e.generate([[5, 6]], mix("greedy", 0, max_tokens=30, logit_bias={favourite: 100.0}, ignore_eos=True))

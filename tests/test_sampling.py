@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -195,13 +196,40 @@ def test_top_without_shaping_is_by_plain_logits(core):
     assert core.top(logits, 0)[0].size == 0
 
 
-def test_top_of_several_rows_is_the_top_of_each():
-    rows = np.random.default_rng(6).normal(size=(5, 700)).astype(np.float32)
-    tokens, logprobs = native_sampling.top_rows(rows, 4)
-    for i in range(5):
-        one = sampling.top(rows[i], 4)
-        assert (tokens[i] == one[0]).all()
-        assert (logprobs[i] == one[1]).all()
+@BOTH
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_a_draft_is_sure_of_what_the_target_would_draw(core, temperature):
+    """First comes what the same row would make the target draw; the shares of all that could come sum to one."""
+    logits = np.random.default_rng(6).normal(size=12).astype(np.float32)
+    shaping = shaped(temperature=temperature, logit_bias={3: -9.0})
+    ranked = core.ranked(logits, 12, shaping, (4,))
+    assert ranked[0][0] == core.draw(logits, shaping, (4,)).token
+    assert [token for token, _ in ranked] == core.top(logits, 12, shaping, (4,))[0].tolist()
+    assert sum(np.exp(sure) for _, sure in ranked) == pytest.approx(1)
+    known = np.arange(5, 29, 2, dtype=np.int32)
+    drawn = core.ranked(logits, 3, shaping, (), known, 40)
+    assert len(drawn) == 3
+    wide = np.full(40, -np.inf, np.float32)
+    wide[known] = logits
+    assert drawn[0][0] == core.draw(wide, shaping).token
+
+
+def test_native_drafts_are_as_sure_as_the_oracle():
+    """Any parameters, drafts with a vocabulary of their own too; a refusal has the same words."""
+    rng = np.random.default_rng(8)
+    for _ in range(600):
+        logits, shaping, path = case(rng, 200)
+        known = np.sort(rng.choice(200, 60, replace=False)).astype(np.int32)
+        for arguments in ((logits, 5, shaping, path), (logits[:60], 5, shaping, path, known, 200)):
+            try:
+                expected = sampling.ranked(*arguments)
+            except DrawError as error:
+                with pytest.raises(DrawError, match=re.escape(str(error))):
+                    native_sampling.ranked(*arguments)
+                continue
+            got = native_sampling.ranked(*arguments)
+            assert [token for token, _ in got] == [token for token, _ in expected]
+            assert [sure for _, sure in got] == pytest.approx([sure for _, sure in expected], rel=1e-5, abs=1e-5)
 
 
 @BOTH

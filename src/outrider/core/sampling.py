@@ -20,11 +20,24 @@ from numpy.typing import NDArray
 from outrider.core import noise
 from outrider.core.shaping import Draw, Shaping
 
-__all__ = ["DrawError", "adjust", "check_logits", "describe", "draw", "law", "log_softmax", "pick", "shape", "top"]
+__all__ = [
+    "DrawError",
+    "adjust",
+    "check_logits",
+    "describe",
+    "draw",
+    "law",
+    "log_softmax",
+    "pick",
+    "ranked",
+    "shape",
+    "top",
+]
 
 Logits = NDArray[np.float32]  # [V]
 Tokens = NDArray[np.int32]
 
+_RUNNERS = 16  # draws over which a draft's confidence is shared out at T > 0
 _MASS = 2.0**44  # top_p counts probability in whole units of the likeliest token's 2**-44: whole numbers have no order
 
 
@@ -193,6 +206,36 @@ def top(
     order = np.argsort(-scores, kind="stable")[:k]
     with np.errstate(over="ignore"):
         return ids[order], (scaled[order] - _log(noise.total(weights))).astype(np.float32)
+
+
+def ranked(
+    logits: Logits,
+    k: int,
+    shaping: Shaping,
+    path: Sequence[int] = (),
+    known: Tokens | None = None,
+    vocabulary: int | None = None,
+) -> tuple[tuple[int, float], ...]:
+    """What `draw` would give first, second ... if it saw this row of a draft, with the log of the draft's confidence.
+
+    Output i of the row stands for token known[i] of the target's `vocabulary`; without `known`, for token i. At T = 0
+    confidence is the softmax of the logits. Above, what the target adds to its logits is known, the same noise: with it
+    added to the draft's, the softmax of the sums tells how sure a draw is: shared out over the 16 that come
+    first. Fewer than k if fewer are left.
+    """
+    if known is not None:
+        wide = np.full(vocabulary or int(known.max()) + 1, -np.inf, np.float32)
+        wide[known] = logits
+        logits = wide
+    if shaping.params.temperature == 0:
+        tokens, logprobs = top(logits, k, shaping, path)
+        return tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+    ids, values = shape(logits, shaping, path)
+    sums = _scores(ids, values, shaping, path, noise.TARGET)
+    order = np.argsort(-sums, kind="stable")[: max(k, _RUNNERS)]
+    best = sums[order] - sums[order[0]]
+    sure = best - np.log(np.exp(best).sum())
+    return tuple(zip(ids[order[:k]].tolist(), sure[:k].tolist(), strict=True))
 
 
 def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:

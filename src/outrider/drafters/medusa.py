@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core import noise
 from outrider.core.sampling import DrawError
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
@@ -55,8 +54,6 @@ class MedusaDrafter:
         warn_of_another_target(heads, context)
         self.options = options
         self.wants: tuple[int, ...] = heads.config.wants
-        self._vocabulary = context.config.vocabulary
-        self._tokens = heads.tokens
         self._heads = MedusaHeads(heads, context.target, options.head_dtype)
         self._states: dict[int, tuple[int, NDArray[np.float32]]] = {}  # length of the text that the state wrote, [D]
 
@@ -121,24 +118,11 @@ class MedusaDrafter:
 
     def _best(self, shaping: Shaping, row: NDArray[np.float32], depth: int) -> list[tuple[int, float]]:
         """The tokens that the target would draw at this depth if the head were right, and how likely each is. [V]"""
-        wide = np.full(self._vocabulary, -np.inf, np.float32)
-        if self._tokens is None:
-            wide[: len(row)] = row[: self._vocabulary]
-        else:
-            wide[self._tokens] = row
         path = (shaping.tokens[-1],) * depth  # only its length matters, but for penalties
         try:
-            tokens, logprobs = self._heads.top(wide, _RANKS, shaping, path)
+            return [(token, math.exp(sure)) for token, sure in self._heads.ranked(row, _RANKS, shaping, path)]
         except DrawError:  # broken logits, or nothing left of them: no guess, and no error that plain decoding lacks
             return []
-        own = logprobs.astype(np.float64)
-        temperature = shaping.params.temperature
-        if temperature and len(tokens):
-            # as in runtime.growth: with the noise added, the softmax of the sums tells how sure a draw is
-            drawn = noise.gumbel(shaping.seed, len(shaping.tokens) + depth, tokens, noise.TARGET)
-            sums = temperature * (own + drawn)
-            own = sums - sums.max() - math.log(np.exp(sums - sums.max()).sum())
-        return list(zip(tokens.tolist(), np.exp(own).tolist(), strict=True))
 
 
 DRAFTER = MedusaDrafter

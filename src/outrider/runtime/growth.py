@@ -28,7 +28,6 @@ from outrider.runtime.runner import Feed, Scores
 
 __all__ = ["Grower", "Plan", "Sprout", "grow"]
 
-_RUNNERS = 16  # draws over which confidence is shared out at T > 0
 _GOLDEN = 0x9E3779B97F4A7C15  # sets the noise of nodes at one depth apart
 
 
@@ -194,20 +193,10 @@ class _Growth:
     def _rank(self, logits: NDArray[np.float32], place: int) -> list[_Node]:
         shaping, parent, width = self.sprout.shaping, self.order[place], self.plan.width
         node = self.nodes[parent]
-        temperature = shaping.params.temperature
-        count = max(width, _RUNNERS) if temperature else width
-        tokens, logprobs = sampling.top(logits, count, shaping, node.path)
-        own = logprobs.astype(np.float64)
-        if temperature and len(tokens):
-            # What the target adds to its logits is known: the same noise. With it added to the draft's, the softmax of
-            # the sums tells how sure a draw is, just as the softmax of the logits does at T = 0.
-            position = len(shaping.tokens) + len(node.path)
-            sums = temperature * (own + noise.gumbel(shaping.seed, position, tokens, noise.TARGET))
-            own = sums - sums.max() - math.log(np.exp(sums - sums.max()).sum())
         floor = math.log(self.plan.least) if self.plan.least > 0 else -math.inf
         made = [
-            _Node(parent, int(token), node.confidence + float(own[i]), node.depth + 1, (*node.path, int(token)))
-            for i, token in enumerate(tokens[:width])
+            _Node(parent, token, node.confidence + sure, node.depth + 1, (*node.path, token))
+            for token, sure in sampling.ranked(logits, width, shaping, node.path)
         ]
         return [child for child in made if child.confidence >= floor]
 

@@ -32,6 +32,8 @@ class MedusaHeads:
 
     def __init__(self, heads: Medusa, target: Runner, dtype: str = "auto") -> None:
         self._config = config = heads.config
+        self._vocabulary = target.config.vocabulary
+        self._known = None if heads.tokens is None else heads.tokens.astype(np.int32)
         self._threads = target.threads if isinstance(target, NativeRunner) else 0
         tensors = heads.tensors
         self._blocks = [
@@ -64,12 +66,11 @@ class MedusaHeads:
             return self._projections[0](inner.reshape(-1, config.hidden)).reshape(config.heads, rows, -1)
         return np.stack([project(inner[k]) for k, project in enumerate(self._projections)])
 
-    def top(
-        self, logits: Array, k: int, shaping: Shaping, path: Sequence[int]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """`core.sampling.top` of logits over the target's vocabulary. [k], [k]"""
-        best = native_sampling.top if self._threads else sampling.top
-        return best(logits, k, shaping, path)
+    def ranked(self, logits: Array, k: int, shaping: Shaping, path: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        """The best tokens of a head, and how sure it is of each: `core.sampling.ranked`. [V]"""
+        best = native_sampling.ranked if self._threads else sampling.ranked
+        row = logits if self._known is not None else logits[: self._vocabulary]  # its head may be padded
+        return best(row, k, shaping, path, self._known, self._vocabulary)
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from outrider import _native
 from outrider.core import noise
 from outrider.core.shaping import Draw, Shaping
 
-__all__ = ["describe", "draw", "draw_children", "gumbel", "law", "log_softmax", "prepared", "top", "top_rows"]
+__all__ = ["describe", "draw", "draw_children", "gumbel", "law", "log_softmax", "prepared", "ranked", "top"]
 
 Logits = NDArray[np.float32]  # [V], contiguous
 
@@ -65,10 +65,18 @@ def top(
     return best
 
 
-def top_rows(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """`top` of each row by plain logits, for drafters' heads. [N, V] -> [N, k], [N, k], best first. k is cut to V."""
-    best: tuple[NDArray[np.int32], NDArray[np.float32]] = _native.top_rows(logits, k)
-    return best
+def ranked(
+    logits: Logits,
+    k: int,
+    shaping: Shaping,
+    path: Sequence[int] = (),
+    known: NDArray[np.int32] | None = None,
+    vocabulary: int | None = None,
+) -> tuple[tuple[int, float], ...]:
+    """What `draw` would give first, second ... if it saw a draft's row, and how sure it is: core.sampling.ranked."""
+    tokens, size = shaping.tokens, len(logits) if vocabulary is None else vocabulary
+    place = len(tokens) + len(path)
+    return prepared(shaping).ranked(logits, known, size, k, place, path, tokens, shaping.mask_after(path))
 
 
 def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:

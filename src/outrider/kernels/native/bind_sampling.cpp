@@ -1,12 +1,15 @@
 // Python's view of sampling.h; outrider/runtime/native_sampling.py is the one caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,6 +25,7 @@ namespace {
 
 using RowArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowsArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using KnownArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using MaskArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::span<const float> view(const RowArray& row) {
@@ -134,25 +138,24 @@ void bind_sampling(nb::module_& module) {
             const Arguments arguments(self, position, path, tokens, mask);
             return pair_of(self.top(view(row), k, arguments.moment()));
           },
-          "row"_a, "k"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none());
+          "row"_a, "k"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none())
+      .def(
+          "ranked",
+          [](NativeShaping& self, const RowArray& row, const std::optional<KnownArray>& known, std::int64_t vocabulary,
+             std::int64_t k, std::int64_t position, nb::handle path, nb::handle tokens, nb::handle mask) {
+            const std::span<const std::int32_t> names =
+                known ? std::span(known->data(), known->size()) : std::span<const std::int32_t>();
+            if (known && (names.size() != row.size() || std::ranges::any_of(names, [&](std::int32_t token) {
+                            return token < 0 || token >= vocabulary;
+                          })))
+              throw nb::value_error("`known` has a token of the vocabulary for each logit");
+            const Arguments arguments(self, position, path, tokens, mask);
+            std::vector<float> space;
+            return tuple_of(self.ranked({view(row), names, vocabulary, space}, k, arguments.moment()));
+          },
+          "row"_a, "known"_a.none(), "vocabulary"_a, "k"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none());
 
   module.def("top", [](const RowArray& row, std::int64_t k) { return pair_of(top(view(row), k)); }, "row"_a, "k"_a);
-  module.def(
-      "top_rows",
-      [](const RowsArray& rows, std::int64_t k) {
-        const std::size_t count = rows.shape(0), size = rows.shape(1);
-        const std::size_t kept = std::min<std::size_t>(static_cast<std::size_t>(std::max<std::int64_t>(k, 0)), size);
-        std::vector<std::int32_t> tokens(count * kept);
-        std::vector<float> logprobs(count * kept);
-        for (std::size_t i = 0; i < count; ++i) {
-          const Top best = top({rows.data() + i * size, size}, static_cast<std::int64_t>(kept));
-          if (best.tokens.size() != kept) throw DrawError("a row with fewer finite logits than were asked for");
-          std::copy(best.tokens.begin(), best.tokens.end(), tokens.begin() + static_cast<std::ptrdiff_t>(i * kept));
-          std::copy(best.logprobs.begin(), best.logprobs.end(), logprobs.begin() + static_cast<std::ptrdiff_t>(i * kept));
-        }
-        return nb::make_tuple(array_of(std::move(tokens), count, kept), array_of(std::move(logprobs), count, kept));
-      },
-      "rows"_a, "k"_a);
   module.def(
       "log_softmax",
       [](const RowArray& row, const std::vector<std::int64_t>& tokens) {

@@ -8,9 +8,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kRunners = 16;  // draws over which confidence is shared out at T > 0
 constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // sets the noise of nodes at one depth apart
-constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 
 struct Node {
   int parent;         // in the order of finding
@@ -273,46 +271,22 @@ class Growth {
     return moment;
   }
 
-  // The row over the target's vocabulary. Tokens that the draft does not know stay impossible from row to row.
-  std::span<const float> row(const Question& question, int thread) {
-    const std::span<const float> own(question.logits, static_cast<std::size_t>(outputs_));
-    if (plan_.tokens.empty()) return own;
-    std::vector<float>& wide = wide_[static_cast<std::size_t>(thread)];
-    if (wide.empty()) wide.assign(static_cast<std::size_t>(plan_.vocabulary), kImpossible);
-    for (std::size_t i = 0; i < own.size(); ++i) wide[static_cast<std::size_t>(plan_.tokens[i])] = own[i];
-    return wide;
+  DraftRow row(const Question& question, int thread) {
+    return {{question.logits, static_cast<std::size_t>(outputs_)}, plan_.tokens, plan_.vocabulary,
+            wide_[static_cast<std::size_t>(thread)]};
   }
 
   void rank(Question& question, int thread) {
     const NativeShaping& shaping = *sprouts_[question.tree].shaping;
-    const double temperature = shaping.settings().temperature;
-    const Moment at = moment(question);
-    if (temperature == 0) {
-      const bool plain = !shaping.adjusts(at);
-      const Top best = plain ? top({question.logits, static_cast<std::size_t>(outputs_)}, question.count)
-                             : shaping.top(row(question, thread), question.count, at);
-      for (std::size_t i = 0; i < best.tokens.size(); ++i) {
-        const std::int32_t token = best.tokens[i];
-        const bool own = plain && !plan_.tokens.empty();  // numbered as the draft does
-        question.children.push_back({own ? plan_.tokens[static_cast<std::size_t>(token)] : token, best.logprobs[i]});
-      }
-      return;
-    }
-    // What the target adds to its logits is known: the same noise. With it added to the draft's, the softmax of the
-    // sums tells how sure a draw is, just as the softmax of the logits does at T = 0.
-    const auto best = shaping.race(row(question, thread), std::max(question.count, kRunners), at);
-    double total = 0;
-    for (const auto& [token, sum] : best) total += std::exp(sum - best.front().second);
-    for (std::size_t i = 0; i < best.size() && i < static_cast<std::size_t>(question.count); ++i) {
-      question.children.push_back({best[i].first, best[i].second - best.front().second - std::log(total)});
-    }
+    for (const auto& [token, sureness] : shaping.ranked(row(question, thread), question.count, moment(question)))
+      question.children.push_back({token, sureness});
   }
 
   // Children drawn one after the other without replacement.
   void sample(Question& question, int thread) {
     const NativeShaping& shaping = *sprouts_[question.tree].shaping;
     const Moment at = moment(question);
-    const std::span<const float> logits = row(question, thread);
+    const std::span<const float> logits = row(question, thread).wide();
     std::vector<double> law(static_cast<std::size_t>(plan_.vocabulary), 0.0);
     shaping.law(logits, at, law.data());
     const std::uint64_t seed = shaping.settings().seed ^ (static_cast<std::uint64_t>(question.node) * kGolden);

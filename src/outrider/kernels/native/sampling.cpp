@@ -18,6 +18,7 @@ namespace {
 
 constexpr float kLowest = std::numeric_limits<float>::lowest();  // below it only -inf, which is never drawn
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t kRunners = 16;  // draws over which a draft's confidence is shared out
 constexpr double kHighestNoise = 22.88;  // gumbel(0xFFFFFFFF) = 22.874
 
 const SamplingKernels& kernels() {
@@ -614,6 +615,38 @@ Top NativeShaping::top(std::span<const float> row, std::int64_t k, const Moment&
       });
 }
 
+std::span<const float> DraftRow::wide() const {
+  if (known.empty()) return logits;
+  if (space.empty()) space.assign(static_cast<std::size_t>(vocabulary), kImpossible);
+  for (std::size_t i = 0; i < logits.size(); ++i) space[static_cast<std::size_t>(known[i])] = logits[i];
+  return space;
+}
+
+std::vector<std::pair<std::int32_t, double>> NativeShaping::ranked(const DraftRow& row, std::int64_t k,
+                                                                   const Moment& moment) const {
+  std::vector<std::pair<std::int32_t, double>> out;
+  if (settings_.temperature == 0) {
+    const bool plain = !adjusts(moment);
+    const Top best = plain ? outrider::top(row.logits, k) : top(row.wide(), k, moment);
+    const bool own = plain && !row.known.empty();  // numbered as the draft does
+    for (std::size_t i = 0; i < best.tokens.size(); ++i) {
+      const std::int32_t token = best.tokens[i];
+      out.emplace_back(own ? row.known[static_cast<std::size_t>(token)] : token, best.logprobs[i]);
+    }
+    return out;
+  }
+  if (k <= 0) return out;
+  out = race(row.wide(), std::max(k, kRunners), moment);
+  if (out.empty()) return out;
+  const double highest = out.front().second;
+  double total = 0;
+  for (const auto& [token, sum] : out) total += std::exp(sum - highest);
+  for (auto& [token, sum] : out) sum = sum - highest - std::log(total);
+  if (std::ssize(out) > k) out.resize(static_cast<std::size_t>(k));
+  return out;
+}
+
+// The first k of the draw at T > 0, each with its shaped logit + T * noise: what the draw compares.
 std::vector<std::pair<std::int32_t, double>> NativeShaping::race(std::span<const float> row, std::int64_t k,
                                                                  const Moment& moment) const {
   return with_shaped(

@@ -54,6 +54,16 @@ struct Drawn {
   std::vector<std::pair<std::int32_t, double>> top;  // likeliest first
 };
 
+// A row of a draft: output i stands for token known[i] of the target, or for token i if `known` is empty.
+struct DraftRow {
+  std::span<const float> logits;
+  std::span<const std::int32_t> known;
+  std::int64_t vocabulary;    // of the target
+  std::vector<float>& space;  // for such rows alone: tokens that the draft does not know stay impossible in it
+
+  std::span<const float> wide() const;  // over the target's vocabulary, if `known` says that it is another
+};
+
 struct Top {
   std::vector<std::int32_t> tokens;
   std::vector<float> logprobs;
@@ -77,8 +87,10 @@ class NativeShaping {
   Drawn draw(std::span<const float> row, const Moment& moment) const;
   void law(std::span<const float> row, const Moment& moment, double* out) const;  // out [V]
   Top top(std::span<const float> row, std::int64_t k, const Moment& moment) const;
-  // The same tokens at T > 0, each with its shaped logit + T * noise: what the draw compares.
-  std::vector<std::pair<std::int32_t, double>> race(std::span<const float> row, std::int64_t k, const Moment& moment) const;
+  // The same tokens for a draft's row, each with the log of how sure the draft is of it. At T = 0 that is the softmax of
+  // its logits. Above, what the target adds to its logits is known, the same noise: with it added to the draft's, the
+  // softmax of the sums tells how sure a draw is. It is shared out over the 16 that come in first.
+  std::vector<std::pair<std::int32_t, double>> ranked(const DraftRow& row, std::int64_t k, const Moment& moment) const;
 
  private:
   struct Entry {
@@ -87,6 +99,7 @@ class NativeShaping {
   void adjust(std::span<const float> row, const Moment& moment, float* out) const;
   double bias_of(std::int32_t token) const;
   float penalised_logit(double logit, std::int32_t token, std::int64_t written) const;
+  std::vector<std::pair<std::int32_t, double>> race(std::span<const float> row, std::int64_t k, const Moment& moment) const;
 
   ShapingSettings settings_;
   std::vector<Entry> entries_;
