@@ -233,6 +233,9 @@ class FakeEngine:
     def configure(self, name: str, options: Any) -> None:
         self.configured[name] = options
 
+    def memory(self) -> dict[str, int]:
+        return {"target weights": 1000, "ngram: tables": 20}
+
     def encode(self, prompt: Any) -> list[int]:
         return [1] * (500 if prompt == "long" else 3)
 

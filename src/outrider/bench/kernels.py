@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.core.cache import Rows
+from outrider.bench.steps import Forwards, filler
 from outrider.core.params import ParameterError, SamplingParams
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
@@ -126,32 +126,18 @@ def _entry(
     return {"ms": seconds * 1e3, "gb_s": speed, "of_one_row": seconds / one, "of_bandwidth": speed / bandwidth}
 
 
-class _Subject:
-    """One model whose cache holds `context` rows, and forwards of any number of rows behind them."""
+class _Subject(Forwards):
+    """One model under measurement: its forwards and its draws."""
 
     def __init__(self, loaded: Loaded, context: int) -> None:
-        self._runner = loaded.runner
-        self._rows = Rows(loaded.runner.pages)
-        tokens = _text(context, loaded.runner.config.vocabulary)
-        self._rows.reserve(context)
-        self._runner.forward([Feed(self._rows, tokens)])
-        self._rows.commit(context)
+        super().__init__(loaded.runner, context)
         runner: NativeRunner = loaded.runner  # type: ignore[assignment]  # load's default
         self.bytes = runner.memory()["weights"] + context * runner.row_bytes
 
-    def seconds(self, rows: int) -> float:
-        """A forward of the root and a chain of guesses, `rows` rows in all."""
-        tree = Tree.chain(1, range(2, rows + 1))
-        self._rows.reserve(rows)
-        feeds = [Feed(self._rows, [1], tree)]
-        began = time.perf_counter()
-        self._runner.forward(feeds)
-        return time.perf_counter() - began
-
     def draw(self, params: SamplingParams) -> float:
         """A draw after one row, the mean of a few."""
-        self._rows.reserve(1)
-        scores = self._runner.forward([Feed(self._rows, [1], Tree.root(1))])
+        self.rows.reserve(1)
+        scores = self.runner.forward([Feed(self.rows, [1], Tree.root(1))])
         shaping = Shaping(params, seed=0, tokens=[1], prompt_length=1)
         scores.draw(0, 0, shaping)  # the first one prepares
         began = time.perf_counter()
@@ -164,7 +150,7 @@ class _Steps:
     """Plain steps of the engine, the time of the native calls within them set apart."""
 
     def __init__(self, loaded: Loaded, context: int) -> None:
-        self._loaded, self._prompt = loaded, _text(context, loaded.runner.config.vocabulary)
+        self._loaded, self._prompt = loaded, filler(context, loaded.runner.config.vocabulary)
         self._wall: list[float] = []
         self._native: list[float] = []
 
@@ -234,7 +220,3 @@ def _product(dtype: str) -> float:
     began = time.perf_counter()
     layer.multiply(x)
     return time.perf_counter() - began
-
-
-def _text(length: int, vocabulary: int) -> list[int]:
-    return [17 + 31 * i % (vocabulary - 20) for i in range(length)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Content", "Prompt", "PromptFileError", "read_prompts"]
+__all__ = ["Content", "Prompt", "PromptFileError", "cut", "digest", "read_prompts"]
 
 Content = str | list[dict[str, str]]  # raw text, or chat messages
 
@@ -25,6 +26,11 @@ class Prompt:
     content: Content
     category: str | None = None
     prediction: str | None = None  # the expected output, for the drafter of that name
+
+    @property
+    def group(self) -> str:
+        """What it is counted under."""
+        return self.category or "uncategorised"
 
 
 def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
@@ -54,6 +60,26 @@ def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
     if not prompts:
         raise PromptFileError(f"{path}: there is no prompt in it; give one JSON object with 'prompt' per line")
     return prompts
+
+
+def cut(prompts: Sequence[Prompt], limit: int | None, per_category: int | None) -> list[Prompt]:
+    """At most `per_category` prompts of each category, and of those the first `limit`. Raises PromptFileError."""
+    for option, value in (("--limit", limit), ("--per-category", per_category)):
+        if value is not None and value < 1:
+            raise PromptFileError(f"{option}: {value} is not at least 1")
+    taken: dict[str | None, int] = {}
+    out = []
+    for prompt in prompts:
+        taken[prompt.category] = taken.get(prompt.category, 0) + 1
+        if per_category is None or taken[prompt.category] <= per_category:
+            out.append(prompt)
+    return out[:limit]
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 over contents and categories: equal for equal prompts, whatever file they came from."""
+    whole = json.dumps([[prompt.content, prompt.category] for prompt in prompts], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def _prompt(line: str, number: int, where: str, chat: bool) -> Prompt:

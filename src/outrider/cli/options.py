@@ -25,6 +25,7 @@ __all__ = [
     "PREDICTION",
     "DraftOptions",
     "EngineOptions",
+    "GuessOptions",
     "SamplingOptions",
     "check_draft_model",
     "flatten",
@@ -69,8 +70,8 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftOptions:
-    """Who guesses, how much, and how it is checked."""
+class GuessOptions:
+    """Who guesses, and how much."""
 
     drafter: Annotated[
         str, Option("--drafter", "-d", metavar="METHOD", help="Drafting method (see 'outrider drafters').")
@@ -82,14 +83,20 @@ class DraftOptions:
         list[str] | None, Option(metavar="KEY=VALUE", help="An option of the drafter; may be repeated.")
     ] = None
     max_draft_tokens: Annotated[int | None, Option(metavar="N", help="Guesses per step at most.")] = None
-    verify: Annotated[
-        Literal["match", "rejection"],
-        Option(help="match: the same text as without a drafter. rejection: the same distribution."),
-    ] = "match"
     adapt: Annotated[
         bool,
         Option("--adapt/--no-adapt", help="Cut drafts to what pays by measured costs; rest where nothing does."),
     ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions(GuessOptions):
+    """Who guesses, how much, and how it is checked."""
+
+    verify: Annotated[
+        Literal["match", "rejection"],
+        Option(help="match: the same text as without a drafter. rejection: the same distribution."),
+    ] = "match"
 
 
 @dataclass(frozen=True, kw_only=True)
