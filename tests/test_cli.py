@@ -131,6 +131,41 @@ REFUSED = {
     "bench batch": (["bench", "--prompts", "x", "--batch-size", "0"], "--batch-size"),
     "bench repeat": (["bench", "--prompts", "x", "--repeat", "0"], "--repeat"),
     "bench subcommand": (["bench", "kernel"], "kernel"),
+    "bench suite": (["bench", "--suite", "poems"], "--suite: 'poems' is none of"),
+    "bench suite with prompts": (["bench", "--suite", "copy", "--prompts", "x"], "leave out one of the two"),
+    "bench temperature": (["bench", "--suite", "copy", "-t", "0,warm"], "--temperature: '0,warm'"),
+    "bench cold": (["bench", "--suite", "copy", "-t", "-1"], "temperature"),
+    "bench rule": (["bench", "--suite", "copy", "--verify", "match,luck"], "--verify: 'match,luck'"),
+    "bench page to stdout": (["bench", "--suite", "copy", "--html", "-"], "--html"),
+    "bench page to nowhere": (["bench", "--suite", "copy", "--html", "/no/such/x.html"], "--html: /no/such/x.html"),
+    "bench rate without server": (["bench", "--suite", "copy", "--rate", "2"], "--rate: is for servers"),
+    "bench drafter of a server": (
+        ["bench", "--suite", "copy", "--url", "http://x", "-d", "ngram"],
+        "--drafter: a server",
+    ),
+    "bench address": (["bench", "--suite", "copy", "--url", "x:80"], "--url: 'x:80' is no address"),
+    "bench servers of one name": (
+        ["bench", "--suite", "copy", "--url", "a=http://x", "--url", "a=http://y"],
+        "two servers are called 'a'",
+    ),
+    "bench baseline": (["bench", "--suite", "copy", "--url", "a=http://x", "--baseline", "b"], "--baseline: 'b'"),
+    "bench concurrency": (["bench", "--suite", "copy", "--url", "http://x", "--concurrency", "1,0"], "--concurrency"),
+    "bench rate": (["bench", "--suite", "copy", "--url", "http://x", "--rate", "fast"], "--rate: 'fast'"),
+    "bench objective": (["bench", "--suite", "copy", "--url", "http://x", "--slo", "ttft=2"], "--slo: 'ttft=2'"),
+    "bench body": (["bench", "--suite", "copy", "--url", "http://x", "--extra-body", "{"], "--extra-body"),
+    "bench body that streams": (
+        ["bench", "--suite", "copy", "--url", "http://x", "--extra-body", '{"stream": false}'],
+        "'stream' is set by the benchmark",
+    ),
+    "bench keys": (
+        ["bench", "--suite", "copy", "--url", "http://x", "--api-key", "a", "--api-key", "b"],
+        "--api-key: given twice",
+    ),
+    "bench of several temperatures": (
+        ["bench", "--suite", "copy", "--url", "http://x", "-t", "0,1"],
+        "--temperature: '0,1'",
+    ),
+    "bench compare nothing": (["bench", "compare", "/no/a.json", "/no/b.json"], "/no/a.json"),
     "chat temperature": (["chat", "--temperature", "-1"], "temperature"),
 }
 
@@ -406,6 +441,55 @@ def test_rejection_sampling_may_write_another_text(
     assert main([*common, "--temperature", "0.8"]) == 0
     assert "keeps the distribution" in capsys.readouterr().err
     assert main(common) == 1
+
+
+def test_bench_measures_rules_and_temperatures_in_one_run(
+    fake: FakeEngine, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain decoding at each temperature, rejection above 0 only, and a table that sets both rules side by side."""
+    out, html = tmp_path / "out.json", tmp_path / "out.html"
+    arguments = ["bench", "--prompts", str(prompts), "-d", "ngram", "-t", "0,0.8", "--verify", "match,rejection"]
+    assert main([*arguments, "--json", str(out), "--html", str(html)]) == 0
+    report = json.loads(out.read_text())
+    assert [(run["drafter"], run["temperature"], run["verify"]) for run in report["runs"]] == [
+        ("none", 0.0, "match"),
+        ("ngram", 0.0, "match"),
+        ("none", 0.8, "match"),
+        ("ngram", 0.8, "match"),
+        ("ngram", 0.8, "rejection"),
+    ]
+    assert report["runs"][1]["memory_bytes"] == 20
+    assert "match against rejection" in capsys.readouterr().out
+    assert "How it was measured" in html.read_text()
+
+
+def test_bench_measures_a_real_server_by_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain and drafted requests to our own server: the same texts, acceptance from the answers, and a report."""
+    from serving import serving
+
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"prompt": "ab ab ab"}\n{"prompt": "cd cd cd"}\n')
+    with serving() as running:
+        code = main(
+            [
+                *("bench", "--prompts", str(prompts), "--max-tokens", "24", "--concurrency", "1,2", "--require-equal"),
+                *("--url", f"plain={running.url}", "--url", f"drafted={running.url}/v1", "--json", str(out)),
+                *("--extra-body", 'plain={"speculation": {"enabled": false}}', "--slo", "e2e=60s"),
+            ]
+        )
+    assert code == 0, capsys.readouterr().err
+    runs = json.loads(out.read_text())["runs"]
+    assert [(run["server"], run["load"]["level"], run["requests"], run["failed"]) for run in runs] == [
+        ("plain", 1, 2, 0),
+        ("drafted", 1, 2, 0),
+        ("plain", 2, 8, 0),
+        ("drafted", 2, 8, 0),
+    ]
+    assert all((run["compared"], run["identical"], run["unstable"]) == (2, 2, []) for run in runs)
+    assert runs[0]["acceptance"] is None
+    assert runs[1]["acceptance"]["source"] == "the answers"
+    assert runs[1]["model"] == "tiny"
+    assert "drafted's texts are those of plain, all 2" in capsys.readouterr().out
 
 
 def test_bench_names_the_prompt_that_is_too_long(

@@ -17,6 +17,7 @@ _WIDTH = 760
 _BAR, _BAR_GAP, _GROUP_GAP = 15, 3, 14
 _CHARACTER = 6.6  # the usual width of one, at 12 pixels
 _HEIGHT = 300  # of the plot of a line chart
+_MOST_TICKS = 16  # numbers along an axis
 _LABEL_STEP = 15  # between two labels at the ends of lines
 
 
@@ -68,13 +69,8 @@ def bars(
             )
             interval = intervals[series][group] if intervals is not None else None
             if interval is not None:
-                low, high = x(interval[0]), x(interval[1])
-                middle = y + _BAR / 2
-                parts.append(
-                    f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{high:.1f}M{low:.1f} {middle - 3:.1f}v6'
-                    f'M{high:.1f} {middle - 3:.1f}v6"/>'
-                )
-                end = max(end, high)
+                parts += _whisker(x(interval[0]), x(interval[1]), y + _BAR / 2)
+                end = max(end, x(interval[1]) + 2)
             text = f"{told} {name}" if len(names) > 1 else told
             parts.append(_text(end + 5, y + _BAR - 3, text))
             y += _BAR + _BAR_GAP
@@ -115,7 +111,7 @@ def lines(
         y = at(xs[0], tick)[1]
         parts.append(f'<path class="grid" d="M{left:.1f} {y:.1f}H{left + wide:.1f}"/>')
         parts.append(_text(left - 7, y + 4, _short(tick), anchor="end"))
-    shown = xs if even or len(xs) <= 12 else [tick for tick in _ticks(xs[0], xs[-1]) if xs[0] <= tick <= xs[-1]]
+    shown = xs[:: ceil(len(xs) / _MOST_TICKS)]
     parts += [_text(at(x, 0)[0], high + 27, _short(x), anchor="middle") for x in shown]
     if reference is not None:
         y = at(xs[0], reference)[1]
@@ -132,6 +128,12 @@ def lines(
     turned = f'transform="translate(14 {10 + high / 2:.1f}) rotate(-90)"'
     parts.append(f'<text class="axis" {turned} text-anchor="middle">{escape(y_axis)}</text>')
     return _svg(title, high + 54, parts)
+
+
+def _whisker(low: float, high: float, y: float) -> list[str]:
+    """A line with ends, on a broader one of the paper's colour, so that it shows on any bar."""
+    path = f"M{low:.1f} {y:.1f}H{high:.1f}M{low:.1f} {y - 3:.1f}v6M{high:.1f} {y - 3:.1f}v6"
+    return [f'<path class="halo" d="{path}"/>', f'<path class="whisker" d="{path}"/>']
 
 
 def _drawn(number: int, line: Line, at: Callable[[float, float], tuple[float, float]]) -> list[str]:

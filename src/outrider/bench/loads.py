@@ -35,8 +35,8 @@ class Load:
         return "1 user" if self.level == 1 else f"{self.level:g} users"
 
     def requests(self, prompts: int) -> int:
-        """How many requests make a run, unless told: every prompt once, and four for each user."""
-        return max(prompts, 4 * int(self.level)) if self.kind == "closed" else prompts
+        """How many requests make a run, unless told: every prompt once, and four for each of several users."""
+        return max(prompts, 4 * int(self.level)) if self.kind == "closed" and self.level > 1 else prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ async def race(
         turn = 0
         for load in plan.loads:
             taken = [Taken(client.server, client.model, load) for client in clients]
-            before = [await _counters(client) for client in clients]
+            before = await _counters(clients)
             for repeat in range(plan.repeat):
                 spent = [0.0] * len(clients)
                 for block in plan.blocks(load, repeat):
@@ -114,8 +114,7 @@ async def race(
                         spent[which] += seconds
                 for entry, seconds in zip(taken, spent, strict=True):
                     entry.seconds.append(seconds)
-            for client, entry, earlier in zip(clients, taken, before, strict=True):
-                now = await _counters(client)
+            for entry, earlier, now in zip(taken, before, await _counters(clients), strict=True):
                 if now is not None and earlier is not None:
                     entry.counters = now.since(earlier)
             out += taken
@@ -129,6 +128,8 @@ def _asker(client: Client, plan: Plan) -> Callable[[int, float], Awaitable[Answe
     return ask
 
 
-async def _counters(client: Client) -> Counters | None:
-    page = await client.metrics()
-    return None if page is None else Counters.read(page)
+async def _counters(clients: Sequence[Client]) -> list[Counters | None]:
+    """Each server's counters. None where two names stand for one server: its counters are of both."""
+    roots = [client.server.root for client in clients]
+    pages = [await client.metrics() if roots.count(client.server.root) == 1 else None for client in clients]
+    return [None if page is None else Counters.read(page) for page in pages]

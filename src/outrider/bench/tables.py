@@ -63,7 +63,7 @@ def _of_engine(runs: Runs, step_cost: Mapping[str, Any] | None) -> list[Table]:
         rows = [[str(rows), number(ms, ".3f"), number(ms / step_cost["ms"][0])] for rows, ms in _steps(step_cost)]
         title = f"a forward by its rows, behind {step_cost['context']} tokens"
         out.append(Table(title, ["rows", "ms", "of one row"], rows, brief=False))
-    out.append(_differences(runs))
+    return [*out, _differences(runs), _prompts(runs)]
     return out
 
 
@@ -137,6 +137,34 @@ def _steps(step_cost: Mapping[str, Any]) -> list[tuple[int, float]]:
     return list(zip(step_cost["rows"], step_cost["ms"], strict=True))
 
 
+def _prompts(runs: Runs) -> Table:
+    """Tokens per second of each prompt in each run."""
+    columns = ["line", "category", "prompt tokens", "tokens", *(run_label(run, runs) for run in runs)]
+    rows = []
+    for samples in zip(*(run["samples"] for run in runs), strict=True):
+        one = samples[0]
+        speeds = [number(each["tokens"] / each["seconds"] if each["seconds"] else None, ".1f") for each in samples]
+        rows.append([str(one["line"]), one["category"], str(one["prompt_tokens"]), str(one["tokens"]), *speeds])
+    return Table("each prompt, tokens per second", columns, rows, first=2, brief=False)
+
+
+def _requests(run: Mapping[str, Any], runs: Runs) -> Table:
+    rows = [
+        [
+            str(sample["line"]),
+            sample["category"],
+            str(sample["repeat"] + 1),
+            number(sample["prompt_tokens"], "d"),
+            str(sample["tokens"]),
+            number(sample["ttft_ms"], ".1f"),
+            number(1000 * sample["seconds"], ".0f"),
+        ]
+        for sample in run["samples"]
+    ]
+    columns = ["line", "category", "run", "prompt tokens", "tokens", "TTFT ms", "E2E ms"]
+    return Table(f"each request: {run_label(run, runs)}", columns, rows, first=2, brief=False)
+
+
 def _differences(runs: Runs) -> Table:
     rows = [
         [
@@ -173,6 +201,7 @@ def _of_servers(runs: Runs) -> list[Table]:
             brief=False,
         ),
         _differences(light),
+        *(_requests(run, runs) for run in runs),
     ]
 
 

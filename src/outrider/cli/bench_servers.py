@@ -42,7 +42,7 @@ class ServerOptions:
     ] = None
     requests: Annotated[
         int | None,
-        Option(metavar="N", help="Requests per run.  [default: each prompt once, and 4 per user at least]"),
+        Option(metavar="N", help="Requests per run.  [default: each prompt once, and 4 for each of several users]"),
     ] = None
     slo: Annotated[
         str | None,
