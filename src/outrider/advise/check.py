@@ -177,7 +177,7 @@ def judge(
     verdict: Verdict = "good" if found.speedup >= _GOOD else "weak" if found.speedup >= 1 else "harmful"
     told = {
         "good": "worth running",
-        "weak": f"hardly worth running: below {_GOOD:.2f}x",
+        "weak": f"hardly worth running, for good begins at {_GOOD:.2f}x",
         "harmful": "slower than plain decoding",
     }[verdict]
     reason = (

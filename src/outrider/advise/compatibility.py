@@ -89,8 +89,9 @@ def compare(target: ModelFiles, draft: str) -> Compatibility:
 def _model(target: ModelFiles, draft: ModelFiles) -> Compatibility:
     found = _started("draft_model", target, draft)
     _tokenizers(found, target.tokenizer, draft.tokenizer)
-    _padding(found, target, draft)
-    _specials(found, target.tokenizer, draft.tokenizer)
+    if not found.foreign:
+        _padding(found, target, draft)
+        _specials(found, target.tokenizer, draft.tokenizer)
     _sizes(found, target, draft)
     return found
 
@@ -98,6 +99,7 @@ def _model(target: ModelFiles, draft: ModelFiles) -> Compatibility:
 def _reduced(target: ModelFiles, path: Path) -> Compatibility:
     draft = read_draft(path, target)
     found = _started("draft_model", target, draft)
+    found.parameters = sum(math.prod(part.shape) for name, part in draft.tensors.items() if name != "embed")
     found.add("ok", "tokenizer", "the target's own: the draft was made for it")
     assert draft.tokens is not None, "a reduced vocabulary without its tokens"
     found.add("note", "vocabulary", f"guesses among {len(draft.tokens):,} of {target.config.vocabulary:,} tokens")

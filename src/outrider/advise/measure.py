@@ -25,7 +25,7 @@ from outrider.engine.engine import Engine, Loaded
 from outrider.engine.profile import Counts, Drafting, Forward, Profile, key_of
 from outrider.runtime.runner import Feed
 
-__all__ = ["METHODS", "Plan", "measure", "measure_forwards"]
+__all__ = ["METHODS", "Behind", "Plan", "measure", "measure_forwards"]
 
 METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "auto")
 _BY_LENGTH = ("draft_model", "eagle")  # whose guesses cost a pass each
@@ -101,7 +101,7 @@ def measure_forwards(
 ) -> tuple[list[Forward], dict[str, float]]:
     """Seconds of the plan's forwards, and of one draw by parameters."""
     contexts = {
-        context: _Behind(loaded, context, max((batch for batch, _, c in plan.shapes if c == context), default=1))
+        context: Behind(loaded, context, max((batch for batch, _, c in plan.shapes if c == context), default=1))
         for context in sorted({shape[2] for shape in plan.shapes})
     }
     times: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in plan.shapes}
@@ -123,7 +123,7 @@ def measure_forwards(
     )
 
 
-class _Behind:
+class Behind:
     """Some sequences with `context` cached tokens each, and forwards of any number of rows behind them."""
 
     def __init__(self, loaded: Loaded, context: int, batch: int) -> None:

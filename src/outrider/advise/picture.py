@@ -41,12 +41,18 @@ def sweep_chart(cells: Sequence[dict[str, Any]]) -> Chart:
 
 
 def sweep_errors(profile: Profile) -> list[dict[str, float]]:
-    """Of each cell of the sweep: measured, the formula with its steps' costs, and with the profile's costs alone."""
+    """Of each cell of the sweep: measured, the formula with its steps' costs, and with bare forwards' costs.
+
+    What a step takes beside its forward is the profile's: plainly, and with guesses that were looked up.
+    """
+    plain, lookup = profile.drafting("none"), profile.drafting(_LOOKUP)
+    if plain is None or lookup is None:
+        return []
     out = []
     for cell in profile.sweep:
         k, a = int(cell["guesses"]), float(cell["acceptance"])
-        predicted = tokens(a, k) / chain_cost(profile, _LOOKUP, k)
-        out.append({**cell, "profile": predicted})
+        price = (cell["forward"] + lookup.extra(k)) / (cell["plain_forward"] + plain.none)
+        out.append({**cell, "profile": tokens(a, k) / price})
     return out
 
 

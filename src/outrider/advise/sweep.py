@@ -1,16 +1,19 @@
 """Speed-up against acceptance, measured: the replay drafter sets it, a clock tells what it is worth.
 
-Three figures for each acceptance rate a and draft length k: what was measured, what the profile's costs predict for the
-steps that were made, and what they predict with the formula of Leviathan et al. 2023 alone.
+Three figures for each acceptance rate a and draft length k: what was measured; what the formula of Leviathan et al.
+2023 makes of the measured cost of a step; and what it makes of bare forwards, as a profile measures them. These are
+taken between the texts, for machines drift from minute to minute, and the question here is whether the three agree.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from statistics import median
 
 from outrider.advise.expected import tokens
+from outrider.advise.measure import Behind
 from outrider.advise.probe import tokens_of
 from outrider.advise.prompts import built_in
 from outrider.core.params import SamplingParams
@@ -21,30 +24,35 @@ __all__ = ["ACCEPTANCES", "LENGTHS", "Cell", "sweep"]
 
 ACCEPTANCES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
-_PLAIN = 48  # plain steps beside each cell's
-_FEWEST, _MOST = 40, 420  # steps of a cell
+_SEEDS = 1000  # between two cells
+_BARE = 4  # forwards of each number of rows between two texts
+_CONTEXT = 192  # cached tokens of bare forwards, as many as the texts have
+_PLAIN = 24  # plain steps beside each cell's
+_FEWEST, _MOST = 40, 500  # steps of a cell
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One acceptance rate and draft length. Costs in seconds of a step."""
+    """One acceptance rate and draft length. Seconds of a step, medians: the machine may be busy now and then."""
 
     acceptance: float
     guesses: int
     steps: int  # with that many guesses
     tokens: int  # that they brought
-    seconds: float  # that they took
-    plain: float  # of a plain step, measured beside them
+    seconds: float
+    plain: float  # of a plain step between those of this length
+    forward: float  # of a bare forward of as many rows
+    plain_forward: float  # and of one row
 
     @property
     def measured(self) -> float:
         """Speed-up over plain decoding."""
-        return self.tokens * self.plain / self.seconds
+        return self.tokens / self.steps * self.plain / self.seconds
 
     @property
     def formula(self) -> float:
         """Speed-up by the expected tokens of the formula and the steps' measured cost."""
-        return tokens(self.acceptance, self.guesses) * self.plain * self.steps / self.seconds
+        return tokens(self.acceptance, self.guesses) * self.plain / self.seconds
 
     def as_dict(self) -> dict[str, float]:
         return {**asdict(self), "measured": self.measured, "formula": self.formula}
@@ -55,7 +63,7 @@ def sweep(
     *,
     acceptances: Sequence[float] = ACCEPTANCES,
     lengths: Sequence[int] = LENGTHS,
-    error: float = 0.03,
+    error: float = 0.025,
     length: int = 64,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -74,12 +82,30 @@ def sweep(
         )
         for a in acceptances
     }
+    texts = list(zip(prompts, truths, strict=True))
+    behind = Behind(loaded, _CONTEXT, 1)
     out: list[Cell] = []
     for guesses in lengths:
+        plain = _Tally(0)
+        bare: dict[int, list[float]] = {1: [], 1 + guesses: []}
+
+        def between(bare: dict[int, list[float]] = bare) -> None:
+            for rows, seconds in bare.items():
+                seconds += [behind.forward(1, rows, clock) for _ in range(_BARE)]
+
+        cells: list[tuple[float, _Tally]] = []
         for a in acceptances:
-            steps = _steps(a, guesses, error)
-            out.append(_cell(replays[a], a, guesses, list(zip(prompts, truths, strict=True)), steps, clock))
-            progress(len(out), len(lengths) * len(acceptances))
+            tally = _Tally(guesses)
+            seed = _SEEDS * (len(out) + len(cells))
+            _fill(replays[a], tally, plain, texts, _steps(a, guesses, error), seed, between, clock)
+            cells.append((a, tally))
+            progress(len(out) + len(cells), len(lengths) * len(acceptances))
+        forward, one = median(bare[1 + guesses]), median(bare[1])
+        out += [
+            Cell(a, guesses, t.steps, t.tokens, median(t.seconds), median(plain.seconds), forward, one)
+            for a, t in cells
+        ]
+    behind.release()
     return out
 
 
@@ -91,24 +117,29 @@ def _steps(a: float, k: int, error: float) -> int:
     return min(max(round(variance / (error * mean) ** 2), _FEWEST), _MOST)
 
 
-def _cell(
+def _fill(
     engine: Engine,
-    acceptance: float,
-    guesses: int,
+    drafted: _Tally,
+    plain: _Tally,
     texts: Sequence[tuple[list[int], list[int]]],
     wanted: int,
+    seed: int,
+    between: Callable[[], None],
     clock: Callable[[], float],
-) -> Cell:
-    drafted, plain = _Tally(guesses), _Tally(0)
-    seed = 0
+) -> None:
+    """`wanted` drafted steps, over as many texts as that takes, and some plain ones among them.
+
+    Texts have seeds from `seed` on, so that other guesses are wrong than in other cells: their errors are independent.
+    """
+    more = plain.steps + _PLAIN
     while drafted.steps < wanted:
         prompt, truth = texts[seed % len(texts)]
         params = SamplingParams(temperature=0.0, max_tokens=len(truth), ignore_eos=True, seed=seed)
         _run(engine, prompt, truth, params, drafted, wanted, clock)
-        if plain.steps < _PLAIN:  # between the drafted ones: the machine may drift
-            _run(engine, prompt, truth, params, plain, min(_PLAIN, drafted.steps), clock)
+        if plain.steps < more:
+            _run(engine, prompt, truth, params, plain, more, clock)
+        between()
         seed += 1
-    return Cell(acceptance, guesses, drafted.steps, drafted.tokens, drafted.seconds, plain.seconds / plain.steps)
 
 
 @dataclass(slots=True)
@@ -118,7 +149,7 @@ class _Tally:
     guesses: int
     steps: int = 0
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
 
 
 def _run(
@@ -145,7 +176,7 @@ def _run(
         if not first and step is not None and step.drafted == tally.guesses:
             tally.steps += 1
             tally.tokens += 1 + step.accepted
-            tally.seconds += spent
+            tally.seconds.append(spent)
         first = False
         if tally.steps >= wanted:
             engine.cancel(request)

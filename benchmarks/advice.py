@@ -1,0 +1,181 @@
+"""Predicted against measured speed-up of each drafting method: how far `outrider advise` can be trusted on a machine.
+
+    python benchmarks/advice.py --prompts spec_bench.jsonl --dtype int8 --threads 2 --json build/advice.json
+
+Four steps. A profile is measured. Each method then guesses for the first half of the prompts: its guesses are counted,
+its time is not looked at. From these counts and the profile's costs the speed-up on the second half is predicted. Then
+the second half is run with a clock, all methods in turn on each prompt. A last column predicts once more, from the
+counts of the second half itself: what is left there is the error of the costs, the rest is that of the texts.
+
+Speed-ups are over plain decoding in the same run, reading the prompt included; texts must be equal, or the run ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider import Engine, __version__
+from outrider.advise.measure import Plan, measure
+from outrider.advise.predict import predict
+from outrider.advise.probe import Followed, follow
+from outrider.advise.prompts import Text
+from outrider.bench import environment
+from outrider.bench.prompts import read_prompts
+from outrider.engine.profile import Counts, Profile
+
+METHODS = ("ngram", "suffix", "draft_model", "medusa", "eagle")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method. Speed-ups over plain decoding."""
+
+    method: str
+    predicted: float  # from the counts of the other prompts
+    of_own_counts: float  # from the counts of the measured run
+    measured: float
+    tokens_per_step_before: float
+    tokens_per_step: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def main() -> None:
+    arguments = _arguments()
+    engine = Engine(
+        arguments.model, dtype=arguments.dtype, threads=arguments.threads, cache_tokens=Plan().cache_rows, batch_size=1
+    )
+    methods = ("none", *METHODS)
+    for method in methods:
+        engine.prepare(method)
+    profile = measure(engine.loaded, dict.fromkeys(methods, engine), version=__version__, progress=_progress)
+    texts = _texts(arguments.prompts, 2 * arguments.count, engine)
+    before = _run(engine, METHODS, texts[0::2], arguments.max_tokens, "count")
+    after = _run(engine, methods, texts[1::2], arguments.max_tokens, "measure")
+    _require_equal(after)
+    lines = [_line(profile, method, before[method], after) for method in METHODS]
+    _print(lines)
+    if arguments.json is not None:
+        report: dict[str, Any] = {
+            "lines": [{**line.__dict__, "error": line.error} for line in lines],
+            "prompts": len(texts) // 2,
+            "max_tokens": arguments.max_tokens,
+            "model": engine.files.name,
+            "machine": environment.machine(),
+            "versions": {"outrider": __version__, **environment.versions()},
+            "git": environment.git(),
+            "argv": sys.argv,
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON Lines, as for `outrider bench`")
+    parser.add_argument("--count", type=int, default=24, help="prompts of each half, spread over the file")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--dtype", default="int8")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    return parser.parse_args()
+
+
+def _texts(path: Path, count: int, engine: Engine) -> list[Text]:
+    """Prompts spread evenly over the file, those that leave room in the context."""
+    found = read_prompts(path, chat=True)
+    room = engine.config.context - 512
+    fitting = [p for p in found if len(engine.encode(p.content)) < room]
+    step = max(1, len(fitting) // count)
+    return [Text(p.category or "given", p.content, chat=False) for p in fitting[::step][:count]]
+
+
+def _run(
+    engine: Engine, methods: Sequence[str], texts: Sequence[Text], max_tokens: int, what: str
+) -> dict[str, list[Followed]]:
+    """Each method on each text, in turns, another one first each time."""
+    out: dict[str, list[Followed]] = {method: [] for method in methods}
+    for number, text in enumerate(texts):
+        turn = number % len(methods)
+        for method in (*methods[turn:], *methods[:turn]):
+            out[method] += follow(engine, method, [text], max_tokens=max_tokens)
+        _progress(what, number + 1, len(texts))
+    return out
+
+
+def _require_equal(after: dict[str, list[Followed]]) -> None:
+    for method, followed in after.items():
+        for number, (plain, drafted) in enumerate(zip(after["none"], followed, strict=True)):
+            if plain.tokens != drafted.tokens:
+                raise SystemExit(f"{method}: text {number} differs from plain decoding's")
+
+
+def _line(profile: Profile, method: str, before: Sequence[Followed], after: dict[str, list[Followed]]) -> Line:
+    counted, own = _counts(before), _counts(after[method])
+    return Line(
+        method,
+        _predicted(profile, method, counted, own),
+        _predicted(profile, method, own, own),
+        sum(map(_seconds, after["none"])) / sum(map(_seconds, after[method])),
+        counted.tokens_per_step,
+        own.tokens_per_step,
+    )
+
+
+def _predicted(profile: Profile, method: str, counts: Counts, wanted: Counts) -> float:
+    """Speed-up on texts of the prompts and lengths of `wanted`, with guesses as in `counts`."""
+    rate = predict(profile, method, counts)
+    prompts = predict(profile, method, wanted)  # for the prompts' part alone
+    share = wanted.tokens / counts.tokens
+    plain = prompts.plain_prompt + share * (rate.plain - rate.plain_prompt)
+    return plain / (prompts.drafted_prompt + share * (rate.drafted - rate.drafted_prompt))
+
+
+def _counts(followed: Sequence[Followed]) -> Counts:
+    out = Counts()
+    for one in followed:
+        out.add(one.counts)
+    return out
+
+
+def _seconds(followed: Followed) -> float:
+    return followed.prompt_seconds + sum(moment.seconds for moment in followed.moments)
+
+
+def _print(lines: Sequence[Line]) -> None:
+    print("| method | predicted | measured | error | from its own counts | tokens per step, counted / measured |")
+    print("|---|---|---|---|---|---|")
+    for line in sorted(lines, key=lambda line: -line.measured):
+        print(
+            f"| `{line.method}` | {line.predicted:.2f}x | {line.measured:.2f}x | {line.error:+.0%} | "
+            f"{line.of_own_counts:.2f}x | {line.tokens_per_step_before:.2f} / {line.tokens_per_step:.2f} |"
+        )
+    ranked = [[line.method for line in sorted(lines, key=key)] for key in (_by_predicted, _by_measured)]
+    print(f"\nranked by prediction: {', '.join(ranked[0])}\nranked by clock: {', '.join(ranked[1])}")
+    print(f"largest error: {max(abs(line.error) for line in lines):.0%}")
+
+
+def _by_predicted(line: Line) -> float:
+    return -line.predicted
+
+
+def _by_measured(line: Line) -> float:
+    return -line.measured
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{what}: {done} of {total}\033[K", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
