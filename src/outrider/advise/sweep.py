@@ -25,22 +25,22 @@ __all__ = ["ACCEPTANCES", "LENGTHS", "Cell", "sweep"]
 ACCEPTANCES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 _SEEDS = 1000  # between two cells
-_BARE = 4  # forwards of each number of rows between two texts
+_TURNS = 8  # of drafted steps, plain ones and bare forwards in a cell
+_PLAIN, _BARE = 8, 6  # plain steps, and forwards of each number of rows, in a turn
 _CONTEXT = 192  # cached tokens of bare forwards, as many as the texts have
-_PLAIN = 24  # plain steps beside each cell's
 _FEWEST, _MOST = 40, 500  # steps of a cell
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One acceptance rate and draft length. Seconds of a step, medians: the machine may be busy now and then."""
+    """One acceptance rate and draft length. Seconds of a step, medians over turns."""
 
     acceptance: float
     guesses: int
     steps: int  # with that many guesses
     tokens: int  # that they brought
     seconds: float
-    plain: float  # of a plain step between those of this length
+    plain: float  # of a plain step in turns with them
     forward: float  # of a bare forward of as many rows
     plain_forward: float  # and of one row
 
@@ -86,25 +86,11 @@ def sweep(
     behind = Behind(loaded, _CONTEXT, 1)
     out: list[Cell] = []
     for guesses in lengths:
-        plain = _Tally(0)
-        bare: dict[int, list[float]] = {1: [], 1 + guesses: []}
-
-        def between(bare: dict[int, list[float]] = bare) -> None:
-            for rows, seconds in bare.items():
-                seconds += [behind.forward(1, rows, clock) for _ in range(_BARE)]
-
-        cells: list[tuple[float, _Tally]] = []
         for a in acceptances:
-            tally = _Tally(guesses)
-            seed = _SEEDS * (len(out) + len(cells))
-            _fill(replays[a], tally, plain, texts, _steps(a, guesses, error), seed, between, clock)
-            cells.append((a, tally))
-            progress(len(out) + len(cells), len(lengths) * len(acceptances))
-        forward, one = median(bare[1 + guesses]), median(bare[1])
-        out += [
-            Cell(a, guesses, t.steps, t.tokens, median(t.seconds), median(plain.seconds), forward, one)
-            for a, t in cells
-        ]
+            tally = _Cell(a, guesses)
+            tally.fill(replays[a], behind, texts, _steps(a, guesses, error), _SEEDS * len(out), clock)
+            out.append(tally.cell())
+            progress(len(out), len(lengths) * len(acceptances))
     behind.release()
     return out
 
@@ -117,31 +103,6 @@ def _steps(a: float, k: int, error: float) -> int:
     return min(max(round(variance / (error * mean) ** 2), _FEWEST), _MOST)
 
 
-def _fill(
-    engine: Engine,
-    drafted: _Tally,
-    plain: _Tally,
-    texts: Sequence[tuple[list[int], list[int]]],
-    wanted: int,
-    seed: int,
-    between: Callable[[], None],
-    clock: Callable[[], float],
-) -> None:
-    """`wanted` drafted steps, over as many texts as that takes, and some plain ones among them.
-
-    Texts have seeds from `seed` on, so that other guesses are wrong than in other cells: their errors are independent.
-    """
-    more = plain.steps + _PLAIN
-    while drafted.steps < wanted:
-        prompt, truth = texts[seed % len(texts)]
-        params = SamplingParams(temperature=0.0, max_tokens=len(truth), ignore_eos=True, seed=seed)
-        _run(engine, prompt, truth, params, drafted, wanted, clock)
-        if plain.steps < more:
-            _run(engine, prompt, truth, params, plain, more, clock)
-        between()
-        seed += 1
-
-
 @dataclass(slots=True)
 class _Tally:
     """Full steps of so many guesses."""
@@ -152,19 +113,72 @@ class _Tally:
     seconds: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Turn:
+    """Drafted steps, plain ones and bare forwards, one after the other. Seconds."""
+
+    drafted: list[float]
+    plain: list[float]
+    rows: list[float]  # forwards of as many rows as the drafted steps have
+    row: list[float]  # and of one
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A cell while it is measured, in turns."""
+
+    acceptance: float
+    guesses: int
+    steps: int = 0
+    tokens: int = 0
+    turns: list[_Turn] = field(default_factory=list)
+
+    def fill(
+        self,
+        engine: Engine,
+        behind: Behind,
+        texts: Sequence[tuple[list[int], list[int]]],
+        wanted: int,
+        seed: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`wanted` drafted steps, over as many texts as that takes.
+
+        Texts have seeds from `seed` on, so that other guesses are wrong than in other cells: chance moves each alone.
+        """
+        for turn in range(1, _TURNS + 1):
+            drafted, plain = _Tally(self.guesses), _Tally(0)
+            while self.steps + drafted.steps < wanted * turn // _TURNS:
+                _run(engine, texts[seed % len(texts)], seed, drafted, wanted * turn // _TURNS - self.steps, clock)
+                seed += 1
+            _run(engine, texts[seed % len(texts)], seed, plain, _PLAIN, clock)
+            self.steps += drafted.steps
+            self.tokens += drafted.tokens
+            rows, row = [[behind.forward(1, count, clock) for _ in range(_BARE)] for count in (1 + self.guesses, 1)]
+            self.turns.append(_Turn(drafted.seconds, plain.seconds, rows, row))
+
+    def cell(self) -> Cell:
+        """Ratios within a turn, for the machine may be busy in one and idle in the next; medians over the turns."""
+        plain = median(second for turn in self.turns for second in turn.plain)
+        row = median(second for turn in self.turns for second in turn.row)
+        cost = median(median(turn.drafted) / median(turn.plain) for turn in self.turns)
+        bare = median(median(turn.rows) / median(turn.row) for turn in self.turns)
+        return Cell(self.acceptance, self.guesses, self.steps, self.tokens, cost * plain, plain, bare * row, row)
+
+
 def _run(
     engine: Engine,
-    prompt: list[int],
-    truth: list[int],
-    params: SamplingParams,
+    text: tuple[list[int], list[int]],
+    seed: int,
     tally: _Tally,
     wanted: int,
     clock: Callable[[], float],
 ) -> None:
     """One text, or the part of it that is still wanted. Not counted: the prompt, and steps without room for all."""
-    request = engine.add(
-        prompt, params, Speculation(prediction=truth, drafter="replay", max_draft_tokens=tally.guesses)
-    )
+    prompt, truth = text
+    params = SamplingParams(temperature=0.0, max_tokens=len(truth), ignore_eos=True, seed=seed)
+    guessing = Speculation(prediction=truth, drafter="replay", max_draft_tokens=tally.guesses)
+    request = engine.add(prompt, params, guessing)
     first = True
     while request in engine.running or engine.waiting:
         began = clock()
