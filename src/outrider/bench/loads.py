@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Literal
 
 from outrider.bench.client import Answer, Failure
+from outrider.bench.report import load_label
 
 __all__ = ["Block", "Load", "Sample", "arrivals", "blocks", "run_block"]
 
@@ -30,9 +31,7 @@ class Load:
     level: float
 
     def __str__(self) -> str:
-        if self.kind == "open":
-            return f"{self.level:g} requests/s"
-        return "1 user" if self.level == 1 else f"{self.level:g} users"
+        return load_label({"kind": self.kind, "level": self.level})
 
     def requests(self, prompts: int) -> int:
         """How many requests make a run, unless told: every prompt once, and four for each of several users."""

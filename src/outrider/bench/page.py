@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from outrider.bench.charts import Line, bars, lines
-from outrider.bench.report import run_label
+from outrider.bench.report import load_label, run_label
 from outrider.bench.tables import tables
 from outrider.bench.verdict import verdict
 
@@ -166,7 +166,7 @@ def _against_load(runs: Runs, axis: str, title: str, unit: str, path: Sequence[s
         return None
     if len(levels) == 1:
         figures = [[values[server, levels[0]] for server in servers]]
-        return Chart(title, bars(title, servers, [""], figures, axis=unit), f"At {levels[0]:g} {axis}.")
+        return Chart(title, bars(title, servers, [""], figures, axis=unit), f"At {load_label(runs[0]['load'])}.")
     series = [Line(server, [(level, values.get((server, level))) for level in levels]) for server in servers]
     top = 1.0 if unit == "share" else None
     return Chart(title, lines(title, series, x_axis=axis, y_axis=unit, even=True, top=top), "")
@@ -192,6 +192,4 @@ def _server_categories(runs: Runs) -> Chart:
         unit="x",
         reference=1.0,
     )
-    load = runs[0]["load"]
-    unit = "users at once" if load["kind"] == "closed" else "requests per second"
-    return Chart(title, svg, f"Tokens over the seconds of a request, at {load['level']:g} {unit}.")
+    return Chart(title, svg, f"Tokens over the seconds of a request, at {load_label(runs[0]['load'])}.")

@@ -14,7 +14,7 @@ from typing import Any
 from outrider.bench import environment
 from outrider.bench.prompts import Prompt, digest
 
-__all__ = ["SCHEMA", "ReportError", "document", "read_report", "run_key", "run_label"]
+__all__ = ["SCHEMA", "ReportError", "document", "load_label", "read_report", "run_key", "run_label"]
 
 SCHEMA = "outrider-bench/1"
 _SECRETS = ("--api-key",)
@@ -89,13 +89,17 @@ def run_key(run: Mapping[str, Any]) -> tuple[Any, ...]:
     return run["drafter"], run["temperature"], run["verify"]
 
 
+def load_label(load: Mapping[str, Any]) -> str:
+    """A load in words: `1 user`, `4 users`, `2.5 requests/s`."""
+    unit = "requests/s" if load["kind"] == "open" else "user" if load["level"] == 1 else "users"
+    return f"{load['level']:g} {unit}"
+
+
 def run_label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
     """A run's name, as short as it can be among `runs`."""
     if "server" in run:
-        level, kind = run["load"]["level"], run["load"]["kind"]
-        unit = "requests/s" if kind == "open" else "user" if level == 1 else "users"
         several = len({(one["load"]["kind"], one["load"]["level"]) for one in runs}) > 1
-        return f"{run['server']}, {level:g} {unit}" if several else str(run["server"])
+        return f"{run['server']}, {load_label(run['load'])}" if several else str(run["server"])
     parts = [str(run["drafter"])]
     if len({one["temperature"] for one in runs}) > 1:
         parts.append(f"T={run['temperature']:g}")

@@ -122,7 +122,7 @@ def _under_load(group: Sequence[Mapping[str, Any]], baseline: str, runs: Sequenc
     if not rivals:
         return [f"{run_label(run, runs)}: {run['tokens_per_second']:.0f} tokens/s." for run in group]
     return [
-        f"{run_label(run, runs)}: {run['tokens_per_second']:.0f} tokens/s, {run['speedup']:.2f} times "
+        f"{run_label(run, runs)}: {run['tokens_per_second']:.3g} tokens/s, {run['speedup']:.2f} times "
         f"{baseline}{_noise(run)}."
         for run in rivals
     ]
