@@ -91,8 +91,8 @@ def run_key(run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def load_label(load: Mapping[str, Any]) -> str:
     """A load in words: `1 user`, `4 users`, `2.5 requests/s`."""
-    unit = "requests/s" if load["kind"] == "open" else "user" if load["level"] == 1 else "users"
-    return f"{load['level']:g} {unit}"
+    plural = "" if load["level"] == 1 else "s"
+    return f"{load['level']:g} request{plural}/s" if load["kind"] == "open" else f"{load['level']:g} user{plural}"
 
 
 def run_label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:

@@ -130,19 +130,13 @@ def _speeds(entry: Taken) -> list[float]:
 
 
 def _speedup(entry: Taken, plain: Taken) -> dict[str, Any]:
-    """Over the baseline under the same load: tokens per second of a closed loop, time per token of an open one.
+    """Over the baseline under the same load: of all tokens per second in a closed loop, of a request's in an open one.
 
-    An open loop's tokens per second are what was asked for, however fast the server is.
+    An open loop's tokens per second are what was asked for, however fast the server is. The interval is of what a
+    request sees, under either.
     """
-    ours, theirs = _speeds(entry), _speeds(plain)
-    if entry.load.kind == "closed":
-        by_repeat = [a / b for a, b in zip(ours, theirs, strict=True) if b]
-    else:
-        by_repeat = [
-            b / a
-            for a, b in ((_pace(entry, repeat), _pace(plain, repeat)) for repeat in range(len(entry.seconds)))
-            if a and b
-        ]
+    speeds = _speeds if entry.load.kind == "closed" else _seen_speeds
+    by_repeat = [ours / theirs for ours, theirs in zip(speeds(entry), speeds(plain), strict=True) if theirs]
     return {
         "speedup": median(by_repeat) if by_repeat else None,
         "speedup_by_repeat": by_repeat,
@@ -150,10 +144,13 @@ def _speedup(entry: Taken, plain: Taken) -> dict[str, Any]:
     }
 
 
-def _pace(entry: Taken, repeat: int) -> float | None:
-    """Seconds per token behind the first one, over all texts of a run."""
-    paces = [tpot for sample, answer in entry.answers if sample.repeat == repeat and (tpot := answer.tpot) is not None]
-    return median(paces) if paces else None
+def _seen_speeds(entry: Taken) -> list[float]:
+    """Tokens over the seconds of their requests, for each run."""
+    tokens, seconds = [0] * len(entry.seconds), [0.0] * len(entry.seconds)
+    for sample, answer in entry.answers:
+        tokens[sample.repeat] += answer.tokens
+        seconds[sample.repeat] += answer.seconds
+    return [count / spent if spent else 0.0 for count, spent in zip(tokens, seconds, strict=True)]
 
 
 def _paired(entry: Taken, plain: Taken) -> tuple[list[Columns], list[Columns]]:
