@@ -49,7 +49,7 @@ def tiny_engine(
     **settings: Any,
 ) -> Engine:
     """An engine over a tiny model; from 257 tokens on its texts have every byte, so also half characters."""
-    model = files() if vocabulary == 97 and template is None else tiny_model(vocabulary=vocabulary)
+    model = files() if vocabulary == 97 and template is None else tiny_model(vocabulary=vocabulary, context=2048)
     if template is not None:
         model.tokenizer.template = ChatTemplate(template, {})
     return Engine.from_loaded(loaded(model, rig), drafter=drafter, **settings)

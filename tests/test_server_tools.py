@@ -15,6 +15,7 @@ from outrider import Tree
 from outrider.engine.grammar import Grammars
 from outrider.server.tools import (
     FORMATS,
+    TOLD,
     Arguments,
     Call,
     CallReader,
@@ -24,14 +25,18 @@ from outrider.server.tools import (
     ToolFormat,
     format_of,
     grammar_of,
+    told,
 )
 from rigs import files
 from serving import MODEL, Running, serving, settled, tiny_engine
 
-HERMES, LLAMA = FORMATS
+KNOWN = {form.name: form for form in (*FORMATS, TOLD)}
+HERMES, LLAMA = KNOWN["hermes"], KNOWN["llama3"]
 TEMPLATES = {
     "hermes": "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}",
     "llama3": "{% if tools %}ipython {{ tools | tojson }}{% endif %}",
+    "mistral": "{% if tools %}[TOOL_CALLS] {{ tools | tojson }}{% endif %}",
+    "told": "",
 }
 MESSAGES = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
@@ -59,11 +64,11 @@ ASK: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Weather?"}],
     "tools": [WEATHER, CLOCK],
-    "max_tokens": 300,
+    "max_tokens": 1000,
 }
 
 
-@pytest.fixture(scope="module", params=["hermes", "llama3"])
+@pytest.fixture(scope="module", params=list(TEMPLATES))
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     with serving(tiny_engine(template=TEMPLATES[request.param] + MESSAGES)) as running:
         yield running
@@ -138,7 +143,7 @@ def test_with_auto_the_model_may_talk(server: Running) -> None:
     assert "".join(texts) == message.content
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", KNOWN.values(), ids=lambda form: form.name)
 def test_with_auto_a_call_that_begins_is_sound(form: ToolFormat) -> None:
     """Behind an opening nothing but a call of one of the tools can follow; before it, anything."""
     tokenizer = files().tokenizer
@@ -153,12 +158,14 @@ def test_with_auto_a_call_that_begins_is_sound(form: ToolFormat) -> None:
         tree = start.fit(Tree.root(text[-1]), budget=40, depth=40, rejection=False)
         return tokenizer.decode(tree.tokens[1:])
 
-    before = "well, " if form is HERMES else ""
-    assert grammar.mask(tokenizer.encode(before + "{" if form is HERMES else "no")) is not None
-    assert forced(f"{before}{form.opening}{{") == '"name": "'
-    assert forced(f'{before}{form.opening}{{"name": "g') == f'et_weather", "{form.key}": {{"city": "'
-    call = f'{before}{form.opening}{{"name": "clock", "{form.key}": {{'
-    assert forced(call) == "}}" + form.ending
+    before = "" if form is LLAMA else "well, "
+    assert grammar.mask(tokenizer.encode("no" if form is LLAMA else before + "{")) is not None
+    opening = before + form.opening + form.before
+    if form.before:
+        assert forced(opening[:-1]).startswith(opening[-1])
+    assert forced(f"{opening}g") == f'et_weather{form.between}{{"city": "'
+    call = f"{opening}clock{form.between}{{"
+    assert forced(call).startswith("}" + form.after)
     assert grammar.mask(tokenizer.encode(call + '"')) is None
 
 
@@ -211,15 +218,52 @@ def test_what_no_tool_can_be_is_refused(server: Running, change: dict[str, Any],
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter), refused.text
 
 
-def test_a_model_without_tools_says_so() -> None:
-    """Its template knows none: 400 with the way out, and no prompt in which the tools are missing."""
-    with serving() as running:
+def test_a_special_token_opens_calls() -> None:
+    """Mistral's [TOOL_CALLS] is written as the one token that the model knows, not as its letters."""
+    tools = [Tool.model_validate(tool) for tool in (WEATHER, CLOCK)]
+    named = {"[TOOL_CALLS]": 5, "[ARGS]": 32}
+    text = grammar_of(KNOWN["mistral-args"], tools, required=True, parallel=True, special=named.get).text
+    assert "start: <[5]> calls" in text
+    assert 'call_1: "clock" <[32]> args_1' in text
+    assert "[TOOL_CALLS]" not in text
+
+
+def test_a_model_without_tools_is_told_of_them() -> None:
+    """In the system message, in words; calls of the conversation and their answers are written out as well."""
+    tools = [Tool.model_validate(CLOCK)]
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": {}}}
+    system, first, second, third = told(
+        [
+            {"role": "user", "content": "When?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "noon"},
+        ],
+        tools,
+    )
+    assert system["role"] == "system"
+    assert '{"name": "clock", "parameters": {"type"' in system["content"]
+    assert first == {"role": "user", "content": "When?"}
+    assert second["content"] == '<tool_call>[{"name": "clock", "arguments": {}}]</tool_call>'
+    assert third == {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"}
+
+
+def test_a_template_with_unknown_calls_says_so() -> None:
+    """400 with the way out: nobody could read its calls."""
+    with serving(tiny_engine(template="{{ tools }}<function=" + MESSAGES)) as running:
         refused = httpx2.post(f"{running.url}/v1/chat/completions", json=ASK)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
         assert "--chat-template" in refused.json()["error"]["message"]
     assert format_of("{{ tools }}<tool_call>") is HERMES
     assert format_of("{{ tools }} ipython") is LLAMA
-    assert format_of("<tool_call>") is None
+    assert format_of("<tool_call>") is TOLD
+    for template, name in (
+        ('{{ "[TOOL_CALLS] [" }} tools', "mistral-7b"),
+        ("[TOOL_CALLS][ tools", "mistral"),
+        ("[TOOL_CALLS] [ARGS] tools", "mistral-args"),
+    ):
+        found = format_of(template)
+        assert found is KNOWN[name]
+        assert len(found.call_id()) == 9  # all that Mistral's templates take
 
 
 ARGUMENTS = st.recursive(
@@ -247,14 +291,14 @@ def joined(changes: list[Change]) -> tuple[str, list[tuple[str, str]]]:
 @given(data=st.data())
 def test_however_a_text_is_cut_it_says_the_same(data: st.DataObject) -> None:
     """Any text with any calls, in any pieces: content and calls are those that were written."""
-    form = data.draw(st.sampled_from(FORMATS))
+    form = data.draw(st.sampled_from(list(KNOWN.values())))
     calls = data.draw(
-        st.lists(st.tuples(st.sampled_from(["a", "get_b"]), ARGUMENTS), max_size=3 if form.separator else 1)
+        st.lists(st.tuples(st.sampled_from(["a", "get_b"]), ARGUMENTS), max_size=1 if form is LLAMA else 3)
     )
     content = data.draw(st.text(alphabet="ab<tool_call>\n {", max_size=12).filter(lambda t: "<tool_call>\n" not in t))
     if form is LLAMA:
         content = "" if calls else content.lstrip("{")
-    written = [f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls]
+    written = [f"{form.before}{name}{form.between}{arguments}{form.after}" for name, arguments in calls]
     text = content + form.opening + (form.separator or "").join(written) + form.ending if calls else content
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     reader = CallReader(form)

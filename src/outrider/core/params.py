@@ -61,6 +61,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True  # leave the names of special tokens out of the text
     seed: int | None = None  # None = drawn at admission and reported
     logprobs: int | None = None  # None = none, k = the chosen token's and the k likeliest
     prompt_logprobs: int | None = None  # the same for the prompt's tokens; `max_tokens` may be 0 then
@@ -102,7 +103,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 whole(name, 0, 1024)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{getattr(self, name)!r} is neither true nor false")
         if isinstance(self.grammar, Mapping):

@@ -282,9 +282,8 @@ class Engine:
         shaping = Shaping(params, seed, tokens, len(tokens), ends)
         if params.grammar is not None:
             shaping.grammar = self.grammars.start(params.grammar, tokens, len(tokens))
-        text = Detokenizer(
-            self.tokenizer.token_bytes, self.tokenizer.is_special, params.stop, params.include_stop_str_in_output
-        )
+        skip = self.tokenizer.is_special if params.skip_special_tokens else _never
+        text = Detokenizer(self.tokenizer.token_bytes, skip, params.stop, params.include_stop_str_in_output)
         sequence = Sequence(self._next, shaping, Rows(self.runner.pages), text, limit)
         self._next += 1
         self._active[sequence.id] = _Active(
@@ -824,6 +823,10 @@ def _step(tree: Tree, verdict: Verdict, drafter: str) -> Step:
     named = tree.sources or ("",) * len(tree)
     sources = tuple(named[node] or drafter for node in verdict.path)
     return Step(tree.guesses, max(tree.depths()), len(verdict.path), drafter, sources)
+
+
+def _never(token: int) -> bool:
+    return False
 
 
 def _feed(turn: Turn, active: _Active, tree: Tree | None) -> Feed:

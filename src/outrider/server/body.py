@@ -97,6 +97,7 @@ class SamplingFields(Body):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -113,10 +114,11 @@ class SamplingFields(Body):
         logprobs: int | None,
         prompt_logprobs: int | None = None,
         grammar: Constraint | None = None,
+        skip_special: bool = True,
     ) -> list[SamplingParams]:
         """One set per choice. The choices of a seed have the seeds after it. Raises ParameterError.
 
-        `grammar` takes the place of the request's own form.
+        `grammar` takes the place of the request's own form; special tokens are shown if `skip_special` says so.
         """
         given: dict[str, Any] = {
             "min_p": self.min_p,
@@ -131,6 +133,7 @@ class SamplingFields(Body):
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
             "include_stop_str_in_output": self.include_stop_str_in_output,
+            "skip_special_tokens": self.skip_special_tokens if skip_special else False,
             "seed": self.seed,
             "grammar": self.constraint() if grammar is None else grammar,
         }

@@ -25,6 +25,7 @@ from outrider.server.metrics import speculative_decoding
 from outrider.server.service import Service, visit_of
 from outrider.server.tools import (
     FORMATS,
+    TOLD,
     Call,
     CallReader,
     Change,
@@ -35,6 +36,7 @@ from outrider.server.tools import (
     check_tools,
     format_of,
     grammar_of,
+    told,
 )
 from outrider.server.trace import Trace
 
@@ -114,7 +116,8 @@ def rendered(messages: Sequence[Message], template: str) -> list[dict[str, Any]]
                 _called(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
             ]
         out.append(entry)
-    return out
+    # a template without a word for calls would drop them
+    return out if "tool_calls" in template or "tools" in template else told(out)
 
 
 def _called(call: ToolCall, where: str) -> dict[str, Any]:
@@ -140,26 +143,31 @@ def plan_of(body: ChatRequest, service: Service) -> Plan:
     body.check()
     service.check_count(body.n or 1)
     template = "" if service.tokenizer.template is None else service.tokenizer.template.source
-    form, grammar = _tools(body, template)
+    form, grammar = _tools(body, template, service)
+    messages = rendered(body.messages, template)
     wanted = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     params = service.ready(
         body.sampling(
             max_tokens=service.limit_output(wanted, UNLIMITED),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=grammar,
+            # where calls begin with a special token, its name must be there to be read
+            skip_special=form is None or not form.opening.startswith("["),
         )
     )
     extra = dict(body.chat_template_kwargs or {})
-    if form is not None:
+    if form is TOLD:
+        messages = told(messages, body.tools or ())
+    elif form is not None:
         extra["tools"] = [
             tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()
         ]
-    tokens = service.check_prompt(service.render_chat(rendered(body.messages, template), extra))
+    tokens = service.check_prompt(service.render_chat(messages, extra))
     speculation = body.speculative(service.tokenizer.encode)
     return Plan([Work(tokens, each, speculation) for each in params], form)
 
 
-def _tools(body: ChatRequest, template: str) -> tuple[ToolFormat | None, Constraint | None]:
+def _tools(body: ChatRequest, template: str, service: Service) -> tuple[ToolFormat | None, Constraint | None]:
     """How calls are written, and the grammar that keeps them sound; nothing of both without tools to call."""
     if body.tools is None:
         for name, value in (("tool_choice", body.tool_choice), ("parallel_tool_calls", body.parallel_tool_calls)):
@@ -178,7 +186,14 @@ def _tools(body: ChatRequest, template: str) -> tuple[ToolFormat | None, Constra
     if body.constraint() is not None:
         raise ParameterError("response_format", "the text's form is that of its tool calls; leave out one of the two")
     required = body.tool_choice not in (None, "auto")
-    return form, grammar_of(form, callable_, required=required, parallel=body.parallel_tool_calls is not False)
+    tokenizer = service.tokenizer
+
+    def special(name: str) -> int | None:
+        token = tokenizer.token_id(name)
+        return token if token is not None and tokenizer.is_special(token) else None
+
+    parallel = body.parallel_tool_calls is not False
+    return form, grammar_of(form, callable_, required=required, parallel=parallel, special=special)
 
 
 class _Form:

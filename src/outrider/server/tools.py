@@ -1,10 +1,11 @@
 """Tools: how a model family writes its calls, a grammar that keeps them sound, and calls read out of a growing text.
 
 A text with calls has one form:  [content] opening call (separator call)* ending
-A call has one form:             {"name": "N", KEY: ARGUMENTS}
+A call has one form:             before NAME between ARGUMENTS after
 
-The grammar allows nothing else behind an opening, and arguments of the tool's own schema only. So what is read here is
-sound by construction, however many tokens come at a time; only `max_tokens` can cut it.
+A model whose template knows no tools is told of them in words. The grammar allows nothing else behind an opening, and
+arguments of the tool's own schema only. So what is read here is sound by construction, however many tokens come at a
+time; only `max_tokens` can cut it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ __all__ = [
     "check_tools",
     "format_of",
     "grammar_of",
+    "told",
 ]
 
 _NAME = r"[A-Za-z0-9_.-]{1,64}"
@@ -70,45 +72,135 @@ class ToolFormat:
     """How the models of a family write calls."""
 
     name: str
-    mark: str  # what their chat template is known by
-    key: str  # what they call the arguments
-    opening: str  # empty: a text that begins with { is a call
+    marks: tuple[str, ...]  # what their chat template is known by: all of them stand in it
+    before: str  # of a call
+    between: str  # name and arguments
+    after: str
+    opening: str  # empty: a text that begins as a call does is one
     separator: str | None  # None: one call in a text
     ending: str
+    short_ids: bool = False  # nine letters and digits, which is all that their template takes
+
+    @property
+    def head(self) -> re.Pattern[str]:
+        return re.compile(f"{re.escape(self.before)}({_NAME}){re.escape(self.between)}")
+
+    def call_id(self) -> str:
+        return uuid.uuid4().hex[:9] if self.short_ids else f"call_{uuid.uuid4().hex[:24]}"
 
 
+def _named(key: str) -> dict[str, str]:
+    return {"before": '{"name": "', "between": f'", "{key}": ', "after": "}"}
+
+
+# The first one whose marks stand in a template is its own.
 FORMATS = (
+    ToolFormat("mistral-args", ("[ARGS]",), "", "[ARGS]", "", "[TOOL_CALLS]", "[TOOL_CALLS]", "", short_ids=True),
     ToolFormat(
-        "hermes", "<tool_call>", "arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"
+        "mistral-7b",
+        ("[TOOL_CALLS] [",),
+        **_named("arguments"),
+        opening="[TOOL_CALLS] [",
+        separator=", ",
+        ending="]",
+        short_ids=True,
     ),
-    ToolFormat("llama3", "ipython", "parameters", "", None, ""),
+    ToolFormat(
+        "mistral",
+        ("[TOOL_CALLS]",),
+        **_named("arguments"),
+        opening="[TOOL_CALLS][",
+        separator=", ",
+        ending="]",
+        short_ids=True,
+    ),
+    ToolFormat(
+        "hermes",  # Qwen's too
+        ("<tool_call>",),
+        **_named("arguments"),
+        opening="<tool_call>\n",
+        separator="\n</tool_call>\n<tool_call>\n",
+        ending="\n</tool_call>",
+    ),
+    ToolFormat("llama3", ("ipython",), **_named("parameters"), opening="", separator=None, ending=""),
 )
+# For models whose template knows no tools, as SmolLM2 was trained: they are told in the system message.
+TOLD = ToolFormat("told", (), **_named("arguments"), opening="<tool_call>[", separator=", ", ending="]</tool_call>")
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches its model, if it is one of those known here."""
+    """The format that a chat template teaches its model; `TOLD` if it teaches none, None if one not known here."""
     if "tools" not in template:
-        return None
-    return next((form for form in FORMATS if form.mark in template), None)
+        return TOLD
+    return next((form for form in FORMATS if all(mark in template for mark in form.marks)), None)
 
 
-def grammar_of(form: ToolFormat, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Constraint:
-    """What a text with these tools may be: with `required`, calls only; else anything, or calls at its end."""
+def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
+    """The conversation for a template that knows nothing of tools: they, calls and their answers are written out."""
+    out: list[dict[str, Any]] = []
+    for message in messages:
+        entry = dict(message)
+        calls = entry.pop("tool_calls", None)
+        if calls:
+            written = json.dumps([call["function"] for call in calls], ensure_ascii=False)
+            entry["content"] = f"{entry['content']}{TOLD.opening[:-1]}{written}{TOLD.ending[1:]}"
+        if entry["role"] == "tool":
+            entry.pop("tool_call_id")
+            entry |= {"role": "user", "content": f"<tool_response>\n{entry['content']}\n</tool_response>"}
+        out.append(entry)
+    if tools:
+        listed = "\n".join(
+            json.dumps(tool.function.model_dump(exclude_none=True, exclude={"strict"})) for tool in tools
+        )
+        words = (
+            "You can call these functions, one JSON object on each line:\n"
+            f"<tools>\n{listed}\n</tools>\n"
+            'Call them where they help, with <tool_call>[{"name": NAME, "arguments": {...}}]</tool_call> at the end.'
+        )
+        if out[0]["role"] == "system":
+            out[0]["content"] = f"{out[0]['content']}\n\n{words}"
+        else:
+            out.insert(0, {"role": "system", "content": words})
+    return out
+
+
+def grammar_of(
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    required: bool,
+    parallel: bool,
+    special: Callable[[str], int | None] = lambda name: None,
+) -> Constraint:
+    """What a text with these tools may be: with `required`, calls only; else anything, or calls at its end.
+
+    `special`: the id of a special token of this name; it is written as itself, and not letter by letter.
+    """
+
+    def quoted(text: str | None) -> str:
+        parts = re.split(r"(\[[A-Z_]+\])", text or "")
+        return " ".join(
+            json.dumps(part) if (token := special(part)) is None else f"<[{token}]>" for part in parts if part
+        )
+
     lines = ["%llguidance {}"]
     for index, tool in enumerate(tools):
         schema = tool.function.parameters or {"type": "object"}
         spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        head = _quoted(f'{{"name": "{tool.function.name}", "{form.key}": ')
-        lines.append(f'call_{index}: {head} args_{index} "}}"')
+        head = quoted(f"{form.before}{tool.function.name}{form.between}")
+        lines.append(f"call_{index}: {head} args_{index} {quoted(form.after)}".rstrip())
         lines.append(f"args_{index}: %json {json.dumps({**schema, 'x-guidance': spaces})}")
     lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
-    more = f" ({_quoted(form.separator)} call)*" if parallel and form.separator is not None else ""
-    lines.append(f"calls: call{more} {_quoted(form.ending)}".rstrip())
+    more = f" ({quoted(form.separator)} call)*" if parallel and form.separator is not None else ""
+    lines.append(f"calls: call{more} {quoted(form.ending)}".rstrip())
+    opening = quoted(form.opening)
     if required:
-        lines.append(f"start: {_quoted(form.opening)} calls")
-    elif form.opening:
+        lines.append(f"start: {opening} calls")
+    elif opening.startswith("<["):  # no text has it
+        lines += [f"start: text ({opening} calls)?", "text: TEXT", r"TEXT: /(.|\n)*/"]
+    elif opening:
         lines += ["start: text | opening calls", "text: TEXT", r"TEXT: /(.|\n)*/"]
-        lines.append(f"opening[lazy]: TEXT {_quoted(form.opening)}")
+        lines.append(f"opening[lazy]: TEXT {opening}")
     else:
         lines += ["start: text? | calls", "text: TEXT", r"TEXT: /[^{](.|\n)*/"]
     return Constraint("grammar", "\n".join(lines))
@@ -189,10 +281,10 @@ class CallReader:
         return False
 
     def _in_head(self, out: list[Change]) -> bool:
-        found = re.match(rf'\{{"name": "({_NAME})", "{self.form.key}": ', self._rest)
+        found = self.form.head.match(self._rest)
         if found is None:
             return False
-        out.append(Call(self.calls, f"call_{uuid.uuid4().hex[:24]}", found[1]))
+        out.append(Call(self.calls, self.form.call_id(), found[1]))
         self._rest = self._rest[found.end() :]
         self._value = _Value()
         self._state = "arguments"
@@ -210,8 +302,8 @@ class CallReader:
 
     def _in_after(self, out: list[Change]) -> bool:
         separator = self.form.separator
-        if separator is not None and self._rest.startswith("}" + separator):
-            self._rest = self._rest[1 + len(separator) :]
+        if separator is not None and self._rest.startswith(self.form.after + separator):
+            self._rest = self._rest[len(self.form.after + separator) :]
             self._state = "head"
             return True
         return False
@@ -269,7 +361,3 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]:
             raise ParameterError("tool_choice", f"{wanted!r} is none of the tools: {', '.join(names)}")
         return [tool for tool in tools if tool.function.name == wanted]
     return list(tools)
-
-
-def _quoted(text: str | None) -> str:
-    return json.dumps(text) if text else ""
