@@ -89,9 +89,7 @@ class ToolFormat:
         return uuid.uuid4().hex[:9] if self.short_ids else f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _named(key: str) -> dict[str, str]:
-    return {"before": '{"name": "', "between": f'", "{key}": ', "after": "}"}
-
+_BEFORE, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
 
 # The first one whose marks stand in a template is its own.
 FORMATS = (
@@ -99,7 +97,9 @@ FORMATS = (
     ToolFormat(
         "mistral-7b",
         ("[TOOL_CALLS] [",),
-        **_named("arguments"),
+        _BEFORE,
+        _ARGUMENTS,
+        "}",
         opening="[TOOL_CALLS] [",
         separator=", ",
         ending="]",
@@ -108,7 +108,9 @@ FORMATS = (
     ToolFormat(
         "mistral",
         ("[TOOL_CALLS]",),
-        **_named("arguments"),
+        _BEFORE,
+        _ARGUMENTS,
+        "}",
         opening="[TOOL_CALLS][",
         separator=", ",
         ending="]",
@@ -117,15 +119,17 @@ FORMATS = (
     ToolFormat(
         "hermes",  # Qwen's too
         ("<tool_call>",),
-        **_named("arguments"),
+        _BEFORE,
+        _ARGUMENTS,
+        "}",
         opening="<tool_call>\n",
         separator="\n</tool_call>\n<tool_call>\n",
         ending="\n</tool_call>",
     ),
-    ToolFormat("llama3", ("ipython",), **_named("parameters"), opening="", separator=None, ending=""),
+    ToolFormat("llama3", ("ipython",), _BEFORE, _PARAMETERS, "}", opening="", separator=None, ending=""),
 )
 # For models whose template knows no tools, as SmolLM2 was trained: they are told in the system message.
-TOLD = ToolFormat("told", (), **_named("arguments"), opening="<tool_call>[", separator=", ", ending="]</tool_call>")
+TOLD = ToolFormat("told", (), _BEFORE, _ARGUMENTS, "}", opening="<tool_call>[", separator=", ", ending="]</tool_call>")
 
 
 def format_of(template: str) -> ToolFormat | None:
