@@ -30,7 +30,8 @@ def git() -> dict[str, Any] | None:
     """Commit of the sources that run, and whether they were changed since; None outside a repository."""
     here = Path(__file__).parent
     commit = _git(here, "rev-parse", "HEAD")
-    if commit is None:
+    # installed below somebody else's repository, it is not among what that one keeps
+    if commit is None or not _git(here, "ls-files", Path(__file__).name):
         return None
     return {"commit": commit, "changed": bool(_git(here, "status", "--porcelain", "--untracked-files=no"))}
 

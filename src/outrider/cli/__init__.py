@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": "Continue a prompt, or answer it with --chat.",
     "chat": "Talk with a model.",
     "serve": "Serve a model with OpenAI's API.",
+    "audit": "Show, verify, export and report what a server's ledger says.",
     "bench": "Measure drafters against plain decoding, equality first.",
     "profile": "Measure what steps cost on this machine, and which acceptance pays for them.",
     "check": "Check a draft against its target: do they fit, and does it pay here?",

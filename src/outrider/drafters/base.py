@@ -107,6 +107,8 @@ class Context:
     forecast: Callable[[str], dict[str, int]]  # the bytes that `load` will take, by purpose; loads nothing
     draft_model: str | None = None  # what the caller named
     batch_size: int = 1
+    # what the drafter was loaded from besides the target, as the drafter tells it: name -> its SHA-256, when asked
+    opened: dict[str, Callable[[], str]] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)  # of the target's forwards, by rows
 
 

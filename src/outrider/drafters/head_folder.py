@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from outrider.drafters.base import Context, DrafterError
+from outrider.models.digest import sha256_of_weights
 from outrider.models.errors import ModelError
 from outrider.models.heads import Eagle, Medusa, read_head
 from outrider.models.shipped import find_shipped
@@ -39,6 +41,7 @@ def open_head(kind: type[Head], folder: str, context: Context) -> Head:
     if not isinstance(head, kind):
         other, what, _ = _KINDS[type(head)]
         raise DrafterError(f"{name}: {path} holds {what}: use --drafter {other}")
+    context.opened[path.resolve().name] = partial(sha256_of_weights, path)
     return head
 
 

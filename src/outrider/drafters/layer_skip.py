@@ -13,12 +13,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from outrider.core.cache import CacheFullError
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
 from outrider.drafters.costs import Bet
+from outrider.models.digest import sha256_of
 from outrider.models.shipped import find_shipped
 from outrider.runtime.growth import Plan, Sprout
 
@@ -137,6 +139,7 @@ def _read(path: Path, context: Context, *, named: bool) -> tuple[int, ...]:
         content = json.loads(path.read_text())
         skip = tuple(int(layer) for layer in content["skip"])
         made_for = content.get("target_sha256")
+        context.opened[path.name] = partial(sha256_of, path)
     except OSError as error:
         raise DrafterError(f"layer_skip: {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError):

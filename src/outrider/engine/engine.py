@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -33,7 +33,7 @@ from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Request, SelfPaced
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request, SelfPaced
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
@@ -203,6 +203,7 @@ class Engine:
         self._drafters: dict[str, Drafter] = {}
         self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
         self._guesses: dict[str, int] = {}  # by drafter: its own max_draft_tokens
+        self._origins: dict[str, tuple[Options, Mapping[str, Callable[[], str]]]] = {}  # by drafter
         self._scheduler = Scheduler(batch_size, prefill_chunk)
         self._costs = Costs(live=adapt)
         self._transitions = Transitions()
@@ -431,9 +432,22 @@ class Engine:
             context = self._context()
             if self._announce is not None:
                 self._announce(name, cls.forecast(options, context))
+            self._origins[name] = options, context.opened
             drafter = self._drafters[name] = cls(options, context)
             self._guesses[name] = options.max_draft_tokens
         return drafter
+
+    def provenance(self, drafter: str) -> dict[str, Any]:
+        """What a loaded method runs with: its options, and by name the SHA-256 of all that it was loaded from.
+
+        Ready for JSON. Reads files that were not hashed before. Safe to call from any thread.
+        """
+        options, opened = self._origins[drafter]
+        return {
+            "drafter": drafter,
+            "options": asdict(options),
+            "weights": {name: digest() for name, digest in opened.items()},
+        }
 
     def configure(self, name: str, options: Mapping[str, Any]) -> None:
         """The options of a drafter besides the engine's own, before a request first names it. Raises DrafterError."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outrider.models.cache_folder import cache_folder
 
-__all__ = ["sha256_of", "sha256_of_folder"]
+__all__ = ["sha256_of", "sha256_of_folder", "sha256_of_weights"]
 
 
 def sha256_of(path: Path) -> str:
@@ -35,6 +35,11 @@ def sha256_of_folder(paths: Iterable[Path]) -> str:
     """One SHA-256 for several files: of the lines `hash  name`, sorted by name."""
     lines = sorted((path.name, sha256_of(path)) for path in paths)
     return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in lines).encode()).hexdigest()
+
+
+def sha256_of_weights(folder: Path) -> str:
+    """One SHA-256 for the weights in a folder and the config.json that says how to read them."""
+    return sha256_of_folder([folder / "config.json", *folder.glob("*.safetensors")])
 
 
 def _remember(note: Path, content: object) -> None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from outrider.models import hf_model
 from outrider.models.config import DecoderConfig
-from outrider.models.digest import sha256_of_folder
+from outrider.models.digest import sha256_of_weights
 from outrider.models.errors import ModelError
 from outrider.models.layout import shapes
 from outrider.models.load import ModelFiles
@@ -686,8 +686,7 @@ def read_draft(folder: str | Path, target: ModelFiles) -> ModelFiles:
     tokens = _tokens(stored, size, made.vocabulary, folder)
     needed = {name: shape for name, shape in shapes(made).items() if name != "embed"} | {"head": (size, made.hidden)}
     tensors = _rename(stored, needed, {}, _hf_name, folder) | {"embed": target.tensors["embed"]}
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-    digest = partial(sha256_of_folder, files)
+    digest = partial(sha256_of_weights, folder)
     name = folder.resolve().name
     return replace(target, config=made, tensors=tensors, path=folder, name=name, digest=digest, tokens=tokens)
 
