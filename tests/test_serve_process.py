@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and its URL as its log tells it."""
+def served(
+    model: Path, *options: str, limit: Callable[[], None] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and its URL as its log tells it. `limit` is called in the process before it begins."""
     command = [
         sys.executable,
         "-m",
@@ -44,12 +46,16 @@ def served(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
         "--cache-tokens",
         "100000",
     ]
-    with subprocess.Popen([*command, "--log-json", *options], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, "--log-json", *options], stderr=subprocess.PIPE, text=True, preexec_fn=limit
+    ) as process:
         try:
             assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"http://[^/]+", json.loads(line)["message"])
-            assert found, line
+            found = None
+            while found is None:  # with a ledger, its head may come first
+                line = process.stderr.readline()
+                assert line, "it ended"
+                found = re.search(r"http://[^/]+", json.loads(line)["message"])
             yield process, found[0]
         finally:
             process.kill()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
@@ -21,6 +23,7 @@ from outrider.cli.speculative_config import merged
 
 if TYPE_CHECKING:
     from outrider import Engine
+    from outrider.server.settings import Auditing
 
 __all__ = ["app"]
 
@@ -81,10 +84,39 @@ class ServerOptions:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions:
+    """What is kept for an auditor."""
+
+    ledger: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            envvar="OUTRIDER_LEDGER",
+            help="Keep an audit ledger here (see 'outrider audit').  [default: none is kept]",
+        ),
+    ] = None
+    ledger_on_error: Annotated[
+        Literal["stop", "continue"],
+        Option(help="When it cannot be written: stop serving (503) until it can, or go on unrecorded."),
+    ] = "stop"
+    ledger_keep: Annotated[
+        str | None, Option(metavar="TIME", help="Remove older rows, as in 90d.  [default: keep all]")
+    ] = None
+    ledger_text: Annotated[bool, Option("--ledger-text", help="Keep the text of prompts and answers too.")] = False
+    ledger_key_file: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE", help="Hash with the key in this file, so that only its owner can compute the chain anew."
+        ),
+    ] = None
+
+
 @app.command()
 @flatten
 def serve(
     server: ServerOptions,
+    ledger: LedgerOptions,
     engine: EngineOptions,
     draft: DraftOptions,
     model_path: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
@@ -126,22 +158,65 @@ def serve(
         drain_seconds=server.drain_seconds,
     )
     drafters = _request_drafters(draft.drafter, server.request_drafters)
-    listener = listen(server.host, server.port)
     configure(server.log_level, as_json=server.log_json)
-    opened = open_engine(engine, draft, batch_size=server.batch_size)
-    for name in drafters if server.request_drafters else ():
-        opened.prepare(name)
-    if server.chat_template is not None:
-        _replace_template(opened, server.chat_template)
-    settings = Settings(
-        names=server.served_model_name or _names(engine.model, opened.files.name),
-        drafters=drafters,
-        limits=limits,
-        keys=keys,
-        cors_origins=server.cors_origin or (),
-        hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
-    )
-    serve(opened, settings, listener)
+    given = {**_plain(server), **_plain(engine), **_plain(draft)}
+    with closing(listen(server.host, server.port)) as listener, _auditing(ledger, given) as auditing:
+        opened = open_engine(engine, draft, batch_size=server.batch_size)
+        for name in drafters if server.request_drafters else ():
+            opened.prepare(name)
+        if server.chat_template is not None:
+            _replace_template(opened, server.chat_template)
+        settings = Settings(
+            names=server.served_model_name or _names(engine.model, opened.files.name),
+            drafters=drafters,
+            limits=limits,
+            keys=keys,
+            cors_origins=server.cors_origin or (),
+            hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
+            auditing=auditing,
+        )
+        serve(opened, settings, listener)
+
+
+@contextmanager
+def _auditing(options: LedgerOptions, settings: Mapping[str, Any]) -> Iterator[Auditing | None]:
+    """The ledger for the time of the block, if one is wanted. Raises LedgerError or CommandError."""
+    from outrider.cli.errors import CommandError
+
+    if options.ledger is None:
+        for name in ("ledger_keep", "ledger_text", "ledger_key_file"):
+            if getattr(options, name):
+                raise CommandError(f"--{name.replace('_', '-')}: it comes with --ledger FILE")
+        yield None
+        return
+    from outrider import __version__
+    from outrider.audit.chain import read_key
+    from outrider.audit.code import sha256_of_code
+    from outrider.audit.reading import duration
+    from outrider.audit.store import Ledger
+    from outrider.bench.environment import git, machine
+    from outrider.server.settings import Auditing
+
+    keep = None if options.ledger_keep is None else duration("--ledger-keep", options.ledger_keep)
+    key = read_key("--ledger-key-file", options.ledger_key_file)
+    with closing(Ledger(options.ledger, key=key, made_by=f"outrider {__version__}")) as ledger:
+        yield Auditing(
+            ledger=ledger,
+            on_error=options.ledger_on_error,
+            keep_seconds=keep,
+            with_text=options.ledger_text,
+            origin={
+                "code": {"version": __version__, "git": git(), "sha256": sha256_of_code()},
+                "hardware": machine(),
+                "settings": settings,
+            },
+        )
+
+
+def _plain(options: object) -> dict[str, Any]:
+    """A group of options for the ledger, without the keys."""
+    values = {name: value for name, value in vars(options).items() if name != "api_key"}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def _names(asked: str, file: str) -> list[str]:

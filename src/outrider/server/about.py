@@ -30,10 +30,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
-        """200 while texts are written; 503 if the engine has ended or the server is shutting down."""
+        """200 while texts are written; 503 if the engine or the ledger has failed, or the server is shutting down."""
         if service.draining or not service.thread.alive:
             state = "shutting down" if service.draining else "the engine has ended"
             return JSONResponse({"status": state}, 503)
+        if service.recorder is not None and service.recorder.refusal is not None:
+            return JSONResponse({"status": f"the ledger cannot be written: {service.recorder.refusal}"}, 503)
         return JSONResponse({"status": "ok"})
 
     @routes.get("/version", responses=ERRORS)

@@ -146,6 +146,8 @@ class Door:
         self._service.metrics.answered(route, visit.method, visit.status, seconds)
         if self._service.tracing is not None:
             self._service.tracing.visited(visit, route, headers, seconds)
+        if self._service.recorder is not None:
+            self._service.recorder.visited(visit, route, seconds)
         fields = {
             "request_id": visit.id,
             "method": visit.method,

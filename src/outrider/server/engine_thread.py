@@ -90,6 +90,20 @@ class Job:
         self._arrived, self._ended = asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self.ids: list[int] = []  # the engine's own; of the engine thread alone
+        self._unsettled = len(works)  # texts of which the engine has not told the end, whoever still reads
+        self._settled: list[Callable[[], None]] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended it."""
+        return self._error is not None and not isinstance(self._error, NeverBegunError)
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Call when all results that will come are there: also those of texts that nobody waited for."""
+        if self._unsettled:
+            self._settled.append(call)
+        else:
+            call()
 
     @property
     def open(self) -> int:
@@ -143,6 +157,24 @@ class Job:
         if not self._admitted.done():
             self._admitted.set_result(None)
 
+    def settle(self, index: int, outcome: Result | Exception) -> None:
+        """The engine has told the end of a text."""
+        if isinstance(outcome, Result):
+            self.results[index] = outcome
+        self._settle(1)
+
+    def _settle(self, texts: int) -> None:
+        self._unsettled -= texts
+        if not self._unsettled:
+            for call in self._settled:
+                call()
+            self._settled.clear()
+
+    def turn_away(self, error: Exception) -> None:
+        """The engine takes none of the texts."""
+        self._settle(self._unsettled)
+        self.refuse(error)
+
     def refuse(self, error: Exception) -> None:
         self._open = 0
         if not self._admitted.done():
@@ -163,7 +195,7 @@ class Job:
             self._sent[index] += len(delta.text)
         if result is not None:
             piece.text += result.text[self._sent[index] :]  # of a text that was cut: half characters, held stops
-            piece.result = self.results[index] = result
+            piece.result = result
             self._open -= 1
             if not self._open:
                 if self.was_cut and not any(self.begun):
@@ -256,7 +288,7 @@ class EngineThread:
             for id in job.ids:
                 self.engine.cancel(id)
                 self.engine.result(id)
-            self._call(job.refuse, error)
+            self._call(job.turn_away, error)
             return
         self._texts |= {id: (job, index) for index, id in enumerate(job.ids)}
         self._call(job.accept)
@@ -323,6 +355,8 @@ class EngineThread:
                 if news.delta.tokens:
                     job.begun[index] = True
                     job.last[index] = now
+            if news.outcome is not None:
+                job.settle(index, news.outcome)
             if isinstance(news.outcome, Exception):
                 if job.open:
                     job.refuse(news.outcome)

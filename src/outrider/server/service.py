@@ -24,6 +24,7 @@ from outrider.server.body import SamplingFields
 from outrider.server.engine_thread import EngineFaultError, EngineThread, Job, NeverBegunError, Work
 from outrider.server.errors import ApiError, of_draw, of_refusal
 from outrider.server.metrics import Metrics
+from outrider.server.recorder import Recorder
 from outrider.server.settings import Settings
 from outrider.server.tracing import Tracing
 from outrider.server.visit import Visit
@@ -52,6 +53,9 @@ class Service:
         self.metrics = Metrics(self.name, engine, VERSION)
         self.thread = EngineThread(engine, self.metrics)
         self.tracing = Tracing.from_environment(os.environ, self.name)
+        self.recorder = None if settings.auditing is None else Recorder(settings.auditing, self.name, engine)
+        if self.recorder is not None:
+            self.metrics.registry.register(self.recorder)
         self.draining = False
         self._jobs: set[Job] = set()
         self._by_key: Counter[str | None] = Counter()
@@ -147,7 +151,7 @@ class Service:
         """The texts of a request, admitted by the engine; cancelled when the block is left, however that happens."""
         visit = visit_of(request)
         self._check_room(len(works), visit.key)
-        job = self.thread.submit(works)
+        job = visit.job = self.thread.submit(works)
         timer = asyncio.get_running_loop().call_later(self.settings.limits.request_seconds, job.cut)
         self._jobs.add(job)
         self._by_key[visit.key] += 1
@@ -182,6 +186,13 @@ class Service:
             raise ApiError(503, "the engine has ended", code="engine_ended")
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=self.patience())
+        if self.recorder is not None and self.recorder.refusal is not None:
+            raise ApiError(
+                503,
+                f"nothing is served while the ledger cannot be written: {self.recorder.refusal}",
+                code="ledger_failed",
+                retry_after=self.patience(),
+            )
         most = limits.requests_per_key
         if most is not None and self._by_key[key] >= most:
             raise ApiError(
@@ -207,11 +218,15 @@ class Service:
         """Begin to serve. Call from the event loop."""
         digest = await asyncio.to_thread(self.engine.files.digest)
         self.fingerprint = "fp_" + sha256(f"{digest} {VERSION}".encode()).hexdigest()[:16]
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.start, self.settings)
         self.thread.start()
 
     async def stop(self) -> None:
         """End the engine's thread, and send what waits to be sent."""
         await self.thread.stop()
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.stop)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Keys", "Limits", "Settings", "SettingsError"]
+from outrider.audit.store import Ledger
+from outrider.audit.writer import Policy
+
+__all__ = ["Auditing", "Keys", "Limits", "Settings", "SettingsError"]
 
 
 class SettingsError(ValueError):
@@ -48,6 +52,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._digests)
+
     def name_of(self, key: str) -> str | None:
         """The name of the key, or None if it is not one of them."""
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
@@ -79,6 +87,18 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Auditing:
+    """How the server keeps its ledger. The ledger belongs to the server from now on."""
+
+    ledger: Ledger
+    on_error: Policy = "stop"
+    keep_seconds: float | None = None  # None = for ever
+    with_text: bool = False  # of prompts and answers
+    # what only the process knows of itself: code, hardware, settings as they were given (no key among them)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How one server behaves."""
 
@@ -88,6 +108,7 @@ class Settings:
     keys: Keys = field(default_factory=lambda: Keys({}))
     cors_origins: Sequence[str] = ()
     hosts: Sequence[str] = ()  # values of the Host header that are answered; empty = all
+    auditing: Auditing | None = None
 
 
 def check_exposure(host: str, keys: Keys, *, allow_anonymous: bool) -> None:

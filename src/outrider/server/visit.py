@@ -6,7 +6,10 @@ import re
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.server.engine_thread import Job
 
 __all__ = ["Visit"]
 
@@ -25,6 +28,7 @@ class Visit:
     status: int = 0
     started: float = field(default_factory=time.perf_counter)
     record: dict[str, Any] = field(default_factory=dict)
+    job: Job | None = None  # the texts that it asked for, once they were handed to the engine
 
     @classmethod
     def new(cls, offered: str, method: str, path: str, client: str) -> Visit:
