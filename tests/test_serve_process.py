@@ -90,7 +90,7 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
         next(stream)
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
-        assert "SIGTERM" in process.stderr.readline()
+        assert any("SIGTERM" in line for line in process.stderr)  # a change of mode may be told before
         assert httpx2.get(f"{url}/health").status_code == 503
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 128 + signal.SIGTERM
