@@ -158,9 +158,9 @@ def serve(
         drain_seconds=server.drain_seconds,
     )
     drafters = _request_drafters(draft.drafter, server.request_drafters)
-    configure(server.log_level, as_json=server.log_json)
     given = {**_plain(server), **_plain(engine), **_plain(draft)}
     with closing(listen(server.host, server.port)) as listener, _auditing(ledger, given) as auditing:
+        configure(server.log_level, as_json=server.log_json)
         opened = open_engine(engine, draft, batch_size=server.batch_size)
         for name in drafters if server.request_drafters else ():
             opened.prepare(name)
