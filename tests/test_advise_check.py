@@ -21,6 +21,8 @@ from outrider.advise.compatibility import compare
 from outrider.cli import main
 from outrider.engine.profile import Drafting, Forward, Profile
 from outrider.models.load import ModelFiles, open_model
+from outrider.models.registry import resolve
+from outrider.models.shipped import find_shipped
 from rigs import draft_files, files
 from test_drafter_retokenised import renumbered
 from tiny import tensor, write_hf
@@ -215,3 +217,21 @@ def test_a_report_of_another_version_is_told(tmp_path: Path) -> None:
     file.write_text('{"version": 0}')
     with pytest.raises(ReportError, match="version 1"):
         CheckReport.read(file)
+
+
+@pytest.mark.model
+def test_the_shipped_head_fits_its_target_and_guesses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real model and the head that comes along: made for this target, and worth its steps by the profile above."""
+    target = open_model(resolve("smollm2-135m"))
+    head = find_shipped("eagle", target.sha256())
+    assert head is not None
+    sha256 = compare(target, str(head)).sha256
+    monkeypatch.setattr("outrider.engine.profile.find", lambda loaded: by_hand("eagle", sha256))
+    arguments = ["--draft", "eagle", "--limit", "2", "--max-tokens", "24", "--json"]
+    code = main(["check", "smollm2-135m", *arguments])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["verdict"]) == (0, "good")
+    assert level(report, "target") == level(report, "size") == "ok"
+    assert report["probe"]["tokens_per_step"] > 1.3

@@ -83,12 +83,15 @@ class Row:
     break_even: float | None  # acceptance below which it loses with this many guesses
     harmful_batch: int | None  # smallest measured or computed batch at which it loses
     use: str = ""
+    average: bool = False  # `guesses` were counted: drafts are cut to what pays, step by step
 
     @property
     def draft(self) -> str:
         """The recommended length or tree, in words."""
         if not self.guesses:
             return "-"
+        if self.average:
+            return f"about {self.guesses} a step"
         return f"tree of {self.guesses}, {self.depth} deep" if self.depth else f"{self.guesses} in a row"
 
 
@@ -345,13 +348,14 @@ def _profiled_row(profile: Profile, drafting: Drafting, workload: str, batch: in
         acceptance=equivalent(per_draft, guesses) if guesses else None,
         tokens_per_step=counts.tokens_per_step,
         guesses=guesses,
-        depth=len(counts.right) if guesses > len(counts.right) > 0 else 0,
+        depth=0,
         memory=drafting.memory,
         fits=left is None or drafting.memory <= left,
         break_even=break_even(guesses, lambda k: chain_cost(profile, drafting.method, k, batch=batch))
         if guesses
         else None,
         harmful_batch=losing[0] if losing else None,
+        average=True,
     )
 
 
