@@ -5,7 +5,7 @@
 
 One server process on a free port of this machine. Users send requests of every kind, `--rate` in all per second: chats
 and completions, streamed or not, drafters, temperatures, forms, log-probabilities, several choices, clients that go
-after a chunk, and bodies that are refused. Every `--every` seconds the server's resident memory, open files, threads
+after a chunk, and bodies that are refused. Every `--every` seconds the server's memory, open files, threads
 and running texts are noted. The first fifth of the time is a warm-up, in which caches fill; then the mean of the last
 quarter of the samples is compared with that of the first. Exit code 0: flat within 2 %, all pages and places free at
 the end, and no 500.
@@ -49,7 +49,7 @@ class Sample:
     """What the server holds at one moment."""
 
     seconds: float
-    rss: int  # bytes
+    memory: int  # bytes of its own, resident or swapped out: pages of files come and go as the system likes
     files: int
     threads: int
     running: int  # texts
@@ -111,7 +111,7 @@ def sample(server: Server, client: httpx2.Client, started: float) -> Sample:
     }
     return Sample(
         seconds=round(time.monotonic() - started, 1),
-        rss=int(status["VmRSS"].split()[0]) * 1024,
+        memory=1024 * sum(int(status[name].split()[0]) for name in ("RssAnon", "VmSwap")),
         files=len(list(Path(f"/proc/{server.pid}/fd").iterdir())),
         threads=int(status["Threads"]),
         running=int(values["vllm:num_requests_running"]),
@@ -121,12 +121,12 @@ def sample(server: Server, client: httpx2.Client, started: float) -> Sample:
 
 
 def growth(samples: Sequence[Sample], seconds: float) -> float:
-    """Part by which resident memory has grown after the warm-up: last quarter against first. NaN of too few samples."""
-    rss = [one.rss for one in samples if one.seconds >= WARM_UP * seconds]
-    quarter = len(rss) // 4
+    """Part by which memory has grown after the warm-up: last quarter against first. NaN of too few samples."""
+    memory = [one.memory for one in samples if one.seconds >= WARM_UP * seconds]
+    quarter = len(memory) // 4
     if not quarter:
         return float("nan")
-    return statistics.fmean(rss[-quarter:]) / statistics.fmean(rss[:quarter]) - 1
+    return statistics.fmean(memory[-quarter:]) / statistics.fmean(memory[:quarter]) - 1
 
 
 def soak(server: Server, options: argparse.Namespace) -> tuple[list[Sample], Counter[str]]:
@@ -180,11 +180,11 @@ def main() -> int:
     grown = growth(samples, 60 * options.minutes)
     broken = sum(count for outcome, count in counts.items() if outcome not in ("200", "400", "left", "429", "503"))
     idle = not last.running and not last.waiting
-    flat = grown == grown and abs(grown) <= FLAT
+    flat = grown <= FLAT
     print(
         f"{sum(counts.values()):,} requests: " + ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     )
-    print(f"resident: {first.rss / 2**20:.1f} MiB at the start, {last.rss / 2**20:.1f} at the end")
+    print(f"memory: {first.memory / 2**20:.1f} MiB at the start, {last.memory / 2**20:.1f} at the end")
     print(f"after the warm-up it grew by {grown:+.2%}: {'flat' if flat else 'not flat'} within {FLAT:.0%}")
     print(f"files {first.files} -> {last.files}, threads {first.threads} -> {last.threads}, idle at the end: {idle}")
     if options.json:
