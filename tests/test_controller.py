@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 from outrider import Engine, SamplingParams
+from outrider.core.params import ParameterError
 from outrider.core.tree import Tree
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
+from outrider.engine.transitions import Transitions
 from rigs import draft_files, files, loaded, mix, prompts, rejected, said
 
 
@@ -63,46 +66,143 @@ def test_a_chosen_part_of_trees_has_the_best_rate() -> None:
     assert chosen[1].guesses == 0
 
 
-def play(controller: Controller, steps: int, right: int, cost_of_draft: float, tree: Tree) -> list[bool]:
-    """Whether the drafter was asked, step by step, with forwards of 1 ms whatever the rows."""
-    asked = []
-    for _ in range(steps):
-        if controller.rests("x"):
-            asked.append(False)
-            controller.record(1, False, 1e-3, [])
-            continue
-        (chosen,) = controller.choose([tree], ["x"], 1)
-        assert chosen is not None
-        accepted = min(right, chosen.guesses)
-        controller.record(1 + chosen.guesses, False, 1e-3, [Drafted("x", cost_of_draft, [chosen], [accepted])])
-        asked.append(True)
-    return asked
+@dataclass
+class Play:
+    """One text and one drafter, "x", by a clock of its own: forwards take 1 ms, and `row` more for each row more.
+
+    `draft` and `row` are in plain steps. Keeps the time that all took, in plain steps, and the tokens.
+    """
+
+    controller: Controller
+    draft: float = 0.0
+    row: float = 0.0
+    text: int = 0
+    texts: int = 1  # that run beside it, plainly, itself counted
+    seconds: float = 0.0
+    tokens: int = 0
+    asked: list[bool] = field(default_factory=list)
+
+    def step(self, tree: Tree, right: int) -> None:
+        """A step in which the first `right` guesses of a chain come true, if there are any."""
+        c, rows = self.controller, self.texts
+        c.begin(["x"], self.texts)
+        drafts, accepted = [], 0
+        wanted = c.wants("x", self.text)
+        self.asked.append(wanted)
+        if wanted:
+            (chosen,) = c.choose([tree], ["x"], rows)
+            assert chosen is not None
+            accepted = min(right, chosen.guesses)
+            rows += chosen.guesses
+            drafts = [Drafted("x", self.draft * 1e-3, [self.text], [chosen], [accepted])]
+        forward = 1 + self.row * (rows - self.texts)
+        c.record(rows, False, 1e-3 * forward, drafts)
+        c.settle([("x", [self.text])])
+        self.seconds += forward + self.draft * wanted
+        self.tokens += 1 + accepted
+
+    def run(self, steps: int, tree: Tree, right: int) -> list[bool]:
+        """Whether the drafter was asked, step by step."""
+        for _ in range(steps):
+            self.step(tree, right)
+        return self.asked[-steps:]
+
+
+THREE = Tree.chain(1, [2, 2, 2])
 
 
 def test_a_drafter_that_loses_rests_and_one_that_gains_does_not() -> None:
-    """A draft that is never right and costs 40 % of a step is asked in 3 % of the steps; it returns when right."""
-    controller = Controller(Costs())
-    asked = play(controller, 4000, 0, 0.4e-3, Tree.chain(1, [2, 2, 2]))
-    assert sum(asked) < 0.03 * len(asked)
+    """A draft that is never right and costs 40 % of a step is asked in 5 % of the steps; it returns when right."""
+    play = Play(Controller(Costs()), draft=0.4)
+    asked = play.run(4000, THREE, 0)
+    assert sum(asked) < 0.05 * len(asked)
     assert any(asked[200:])  # it is tried again
-    asked = play(controller, 4000, 3, 0.4e-3, Tree.chain(1, [2, 2, 2]))
-    assert all(asked[-1000:])
-    assert all(play(Controller(Costs()), 500, 2, 0.4e-3, Tree.chain(1, [2, 2, 2])))
+    assert all(play.run(4000, THREE, 3)[-3900:])
+    assert all(Play(Controller(Costs()), draft=0.4).run(500, THREE, 2))
+
+
+def test_a_ruined_draft_costs_little_after_the_first_hundred_tokens() -> None:
+    """Wrong each time and surely so, whatever it costs: at most 3 % of plain decoding from then on."""
+    for draft in (0.05, 0.3, 0.6, 1.5):
+        play = Play(Controller(Costs()), draft=draft, row=0.03)
+        play.run(100, chain(0.9, 0.8, 0.7), 0)
+        before = play.seconds
+        play.run(1000, chain(0.9, 0.8, 0.7), 0)
+        assert play.seconds - before < 1.03 * 1000
+
+
+def test_the_mode_follows_the_traffic_within_50_steps() -> None:
+    """Copying and random text by turns: two changes of mode a round, each soon after the turn, with their figures."""
+    for draft in (0.01, 0.2, 0.5):
+        transitions = Transitions(clock=lambda: 0.0)
+        play = Play(Controller(Costs(), transitions), draft=draft, row=0.03)
+        play.run(200, THREE, 3)
+        assert not transitions.recent
+        turns = []
+        for turn in range(6):
+            turns.append(len(play.asked))
+            play.run(300, THREE, 3 * (turn % 2))
+        changes = transitions.recent
+        assert [t.after for t in changes] == ["plain", "speculative"] * 3
+        assert [t.reason for t in changes] == ["does not pay", "pays again"] * 3
+        assert all(0 < t.step - turn <= 50 for t, turn in zip(changes, turns, strict=True))
+        for change in changes:
+            assert change.speedup is not None
+            assert change.acceptance is not None
+            assert change.plain_tokens_per_second == pytest.approx(1000, rel=0.1)
+            assert change.requests == 1
+
+
+def test_a_change_of_load_is_named_as_the_reason() -> None:
+    """What pays for one text does not beside fifteen others: there a draft takes many times a text's share."""
+    transitions = Transitions(clock=lambda: 0.0)
+    play = Play(Controller(Costs(), transitions), draft=0.3)
+    play.run(200, THREE, 1)
+    play.texts = 16
+    play.run(100, THREE, 1)
+    play.texts = 1
+    play.run(40, THREE, 1)
+    assert [(t.after, t.reason) for t in transitions.recent] == [("plain", "load"), ("speculative", "load")]
+
+
+def test_under_the_floor_it_goes_on_plainly_and_over_it_returns() -> None:
+    """A rate of a third against a floor of a half: plain, but for trials; two thirds: back. Time has no say."""
+    for live in (True, False):
+        transitions = Transitions(clock=lambda: 0.0)
+        play = Play(Controller(Costs(), transitions, live=live, least=0.5))
+        assert all(play.run(200, THREE, 2))
+        below = play.run(600, THREE, 1)
+        assert below.index(False) <= 50
+        assert sum(below[50:]) < 0.12 * len(below[50:])
+        assert all(play.run(200, THREE, 2)[50:])
+        changes = transitions.recent
+        assert [(t.after, t.reason) for t in changes] == [
+            ("plain", "acceptance under the floor"),
+            ("speculative", "acceptance over the floor"),
+        ]
+        assert changes[0].acceptance is not None
+        assert changes[0].acceptance < 0.5
+        assert (changes[0].speedup is None) != live
+
+
+def test_a_rate_at_the_floor_does_not_flap() -> None:
+    """Now over, now under it by a little: what has fallen back needs clearly more to return."""
+    transitions = Transitions(clock=lambda: 0.0)
+    play = Play(Controller(Costs(), transitions, live=False, least=0.5))
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        play.step(THREE, int(rng.integers(0, 4)))  # half of them on average
+    assert len(transitions.recent) <= 20
 
 
 def test_a_free_drafter_that_is_never_right_costs_little() -> None:
     """Guesses without chances are judged by what came of them: where rows cost, hardly one is spent on them."""
-    controller, tree = Controller(Costs()), Tree.chain(1, [2] * 8)
-    seconds = []
-    for _ in range(1000):
-        drafts, guesses = [], 0
-        if not controller.rests("x"):
-            (chosen,) = controller.choose([tree], ["x"], 1)
-            assert chosen is not None
-            guesses, drafts = chosen.guesses, [Drafted("x", 0, [chosen], [0])]
-        seconds.append(1 + 0.3 * guesses)
-        controller.record(1 + guesses, False, 1e-3 * seconds[-1], drafts)
-    assert sum(seconds[100:]) < 1.05 * 900
+    play = Play(Controller(Costs()), row=0.3)
+    tree = Tree.chain(1, [2] * 8)
+    play.run(100, tree, 0)
+    before = play.seconds
+    play.run(900, tree, 0)
+    assert play.seconds - before < 1.03 * 900
 
 
 def test_boastful_chances_are_taken_down() -> None:
@@ -114,7 +214,7 @@ def test_boastful_chances_are_taken_down() -> None:
             assert tree is not None
             accepted = tree.guesses if right else 0
             controller.record(
-                1 + tree.guesses, False, 1e-3 * (1 + 0.3 * tree.guesses), [Drafted("x", 0, [tree], [accepted])]
+                1 + tree.guesses, False, 1e-3 * (1 + 0.3 * tree.guesses), [Drafted("x", 0, [0], [tree], [accepted])]
             )
     sizes = [c.choose([chain(0.9, 0.81, 0.73)], ["x"], 1)[0] for c in (boastful, honest)]
     assert sizes[0] is not None
@@ -149,3 +249,28 @@ def test_without_adapt_the_clock_decides_nothing() -> None:
     assert steps[False, 1.0] == steps[False, 1e-9]
     assert max(steps[False, 1.0]) > 8
     assert sum(steps[True, 1.0]) < sum(steps[False, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_acceptance": 0.0}, r"0.0 is not a number in \(0, 1\]"),
+        ({"min_acceptance": 1.5}, "1.5 is not a number"),
+        ({"min_acceptance": True}, "True is not a number"),
+        ({"min_acceptance": 0.5, "verify": "rejection"}, "under rejection the text depends on the guesses"),
+    ],
+)
+def test_a_floor_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"min_acceptance: .*{message}"):
+        Engine.from_loaded(loaded(files()), **settings)
+
+
+def test_a_floor_holds_an_engine_back_and_shows_in_no_text() -> None:
+    """Junk under a floor: after its trial a tenth of its guesses, the transition is told, the texts stand."""
+    params = mix("greedy", 1, max_tokens=150, ignore_eos=True)
+    free, held = (Engine.from_loaded(loaded(files()), drafter="junk", min_acceptance=least) for least in (None, 0.9))
+    first, second = free.generate(prompts(2), params), held.generate(prompts(2), params)
+    assert [said(r) for r in first] == [said(r) for r in second]
+    assert 0 < rejected(second) < rejected(first) / 2
+    assert [(t.after, t.reason) for t in held.transitions] == [("plain", "acceptance under the floor")]
+    assert not free.transitions

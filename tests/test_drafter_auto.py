@@ -14,7 +14,7 @@ from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.drafters import auto as module
 from outrider.drafters.auto import Auto, AutoOptions
-from outrider.drafters.base import DrafterError, Options, Request, Stateless
+from outrider.drafters.base import DrafterError, Observation, Options, Request, Stateless
 from rigs import engine
 
 PASSAGE = list(range(10, 50))
@@ -89,18 +89,68 @@ def test_both_share_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(tree.chances[n] <= tree.chances[tree.parents[n]] for n in range(1, len(tree)))
 
 
-def test_a_head_that_brings_nothing_is_asked_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own doubts are believed; after a while it gets another chance."""
-    head = Head(chances=(0.05, 0.0, 0.0))
+def write(drafter: Auto, tokens: list[int], steps: int, says: Sequence[int] = (), id: int = 0) -> None:
+    """So many steps in which the text goes on with new tokens, or with what `says` says."""
+    for step in range(steps):
+        drafter.propose([request(tokens, id)])
+        tokens += says or [70 + step * 7 % 11 if step % 2 else 81 + step * 5 % 13]
+
+
+def test_a_head_is_judged_by_what_came_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sure of itself and always wrong, it is dropped within some tens of steps, and tried again now and then."""
+    head = Head(guesses=(90, 91, 92), chances=(0.95, 0.9, 0.9))
     drafter = auto(monkeypatch, head)
-    asked = request([*PASSAGE, 60])
-    for _ in range(60):
-        drafter.propose([asked])
+    tokens = [*PASSAGE, 60]
+    write(drafter, tokens, 60)
     early = len(head.asked)
     assert early < 50
-    for _ in range(400):
-        drafter.propose([asked])
-    assert early < len(head.asked) < 200
+    write(drafter, tokens, 400)
+    assert early < len(head.asked) < early + 60
+    assert drafter._beliefs[module._HEAD_ALONE].scale < 0.5
+
+
+def test_a_head_that_is_right_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims little and is always right: it is asked in every step, and believed more than it claims."""
+    head = Head(guesses=(90, 91, 92), chances=(0.6, 0.5, 0.4))
+    monkeypatch.setattr(Auto, "_HEAD_COST", 0.1)
+    drafter = auto(monkeypatch, head)
+    monkeypatch.setattr(
+        drafter._suffix, "candidates", lambda request: module.Guesses([request.shaping.tokens[-1]], [-1], [1.0])
+    )
+    write(drafter, [*PASSAGE, 60], 100, says=(90, 91, 92))
+    assert len(head.asked) == 100
+    assert drafter._beliefs[module._HEAD_ALONE].scale > 1.1
+
+
+def test_each_text_is_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is right in one text and wrong in the other, and soon asked for the first alone."""
+    head = Head(guesses=(90,), chances=(0.7,))
+    drafter = auto(monkeypatch, head)
+    monkeypatch.setattr(
+        drafter._suffix, "candidates", lambda request: module.Guesses([request.shaping.tokens[-1]], [-1], [1.0])
+    )
+    drafter._steps.texts = 2
+    right, wrong = [*PASSAGE, 60], [*PASSAGE, 61]
+    for _ in range(200):
+        drafter.propose([request(right, 1), request(wrong, 2)])
+        right += [90, 5]
+        wrong += [5]
+    assert head.asked[-40:].count(1) > 30
+    assert head.asked[-40:].count(2) < 5
+
+
+def test_it_begins_with_the_head_where_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is read by the head from the first text on, and not while the head is known not to pay."""
+    head, seen = Head(), list[int]()
+    monkeypatch.setattr(Head, "observe", lambda self, step: seen.extend(one.request.id for one in step))
+    drafter = auto(monkeypatch, head)
+    prompt: Any = Observation(request([1, 2, 3], id=4), None, 0, 0, 3, None)  # type: ignore[arg-type]
+    drafter.observe([prompt])
+    assert seen == [4]
+    write(drafter, [*PASSAGE, 60], 200)
+    later: Any = Observation(request([1, 2, 3], id=5), None, 0, 0, 3, None)  # type: ignore[arg-type]
+    drafter.observe([later])
+    assert seen == [4]
 
 
 def test_drawn_guesses_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +185,3 @@ def test_only_a_head_that_was_named_must_fit(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DrafterError, match="no head for this target"):
         engine(drafter="auto", drafter_options={"head": "somewhere"})
     assert AutoOptions().head == ""
-
-
-def test_it_is_never_sent_to_rest() -> None:
-    """It weighs costs itself: the controller's verdict on a bad spell would take the good matches along."""
-    e = engine(drafter="auto", drafter_options={"row_cost": 0.0}, adapt=True)
-    e._controller._record("auto").rest = 10**6
-    (result,) = e.generate([[5, 6, 7, 8] * 20], SamplingParams(max_tokens=40, ignore_eos=True))
-    assert any(step.drafted for step in result.steps)

@@ -121,7 +121,7 @@ def test_a_text_whose_beginning_was_never_seen_is_drafted_for(tmp_path: Path) ->
         from outrider.drafters.eagle import _Text
 
         shaping = Shaping(replace(MIXES["greedy"], seed=1), 1, tokens, 4)
-        drafter._texts[7] = _Text(Rows(drafter._head.pages), cut, cut, states[cut:])
+        drafter._texts[7] = _Text(Rows(drafter._head.pages), cut, cut, [states[cut:]], len(tokens) - 1)
         trees += drafter.propose([Request(7, shaping, 8)])
         drafter.forget(7)
     assert all(tree.guesses > 0 for tree in trees)

@@ -10,10 +10,9 @@ import pytest
 
 from outrider import Result
 from outrider.drafters.base import DrafterError
-from outrider.drafters.costs import Bet
 from rigs import Rig, accepted, engine, files, mix, prompts, rejected, said
 
-ALL = {"exit_layer": files().config.layers, "adaptive": False}
+ALL = {"exit_layer": files().config.layers}
 RIGS = [Rig(), Rig(runner="native", dtype="fp32"), Rig(runner="native", dtype="int8")]
 
 
@@ -41,36 +40,18 @@ def test_with_all_layers_every_guess_is_right(rig: Rig, mixed: str) -> None:
 @pytest.mark.parametrize("rig", RIGS, ids=lambda rig: f"{rig.runner}-{rig.dtype}")
 def test_with_fewer_layers_the_text_is_the_same(rig: Rig) -> None:
     """Guesses of the first layer alone are mostly refused, and nothing of them stays in the cache."""
-    got = run(rig, exit_layer=1, adaptive=False, min_reach=0.0)
+    got = run(rig, exit_layer=1, min_reach=0.0)
     plain = engine(rig, batch_size=1).generate(prompts(4), mix("greedy", 1, max_tokens=40))
     assert [said(r) for r in got] == [said(r) for r in plain]
     assert rejected(got) > 0
 
 
-def test_where_it_does_not_pay_it_pauses() -> None:
+def test_where_it_does_not_pay_it_is_not_asked() -> None:
     """On the reference runner a guess costs half a step and is mostly wrong: soon there are few."""
-    busy = run(length=120, exit_layer=1, adaptive=False, min_reach=0.0)
+    busy = run(length=120, exit_layer=1, min_reach=0.0)
     calm = run(length=120, exit_layer=1, min_reach=0.0, adapt=True)
     assert sum(s.drafted for r in calm for s in r.steps) < sum(s.drafted for r in busy for s in r.steps) / 2
     assert [said(r) for r in calm] == [said(r) for r in busy]
-
-
-def test_a_bet_follows_what_pays() -> None:
-    """A losing kind of step is dropped after a few, tried again after a pause, and kept once it wins."""
-    bet = Bet()
-    losing = 0
-    while bet.wanted():
-        bet.saw(1.0, 1.3)
-        losing += 1
-        assert losing < 30
-    pause = 0
-    while not bet.wanted():
-        pause += 1
-    assert 10 < pause < 100
-    for _ in range(20):
-        bet.saw(3.0, 1.3)
-    assert all(bet.wanted() for _ in range(100))
-    assert bet.begin().gain == bet.gain
 
 
 def test_the_layers_come_from_options_or_a_file(tmp_path: Path) -> None:

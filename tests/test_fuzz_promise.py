@@ -99,7 +99,7 @@ def drafter_of(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
     elif name == "auto":
         options |= {"row_cost": float(rng.choice([0.0, 0.05]))}
     elif name == "layer_skip":
-        options |= {"exit_layer": 1, "min_reach": 0.0, "adaptive": bool(rng.integers(2))}
+        options |= {"exit_layer": 1, "min_reach": 0.0}
     elif name == "prediction":
         options |= {"anchor": int(rng.integers(1, 3))}
     elif name == "lookahead":
@@ -110,7 +110,7 @@ def drafter_of(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
         options |= {"width": int(rng.integers(1, 5)), "depth": int(rng.integers(1, 5)), "min_reach": 0.0}
         options |= {"min_confidence": float(rng.choice([0.0, 0.1]))}
     elif name == "layer_skip":
-        options |= {"exit_layer": 1, "min_reach": float(rng.choice([0.0, 0.3])), "adaptive": False}
+        options |= {"exit_layer": 1, "min_reach": float(rng.choice([0.0, 0.3]))}
     elif name == "junk":
         options |= {"chain": bool(rng.integers(2)), "alphabet": int(rng.choice([0, 5]))}
     return name, options

@@ -57,7 +57,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "auto": {"drafter": "auto", "drafter_options": {"head": str(head_folder()), "row_cost": 0.01}},
     "auto, no head": {"drafter": "auto", "drafter_options": {"head": "none", "row_cost": 0.01}},
     "eagle": {"drafter": "eagle", "drafter_options": {"head": str(head_folder()), "width": 3, "depth": 4}},
-    "layer_skip": {"drafter": "layer_skip", "drafter_options": {"exit_layer": 1, "adaptive": False, "min_reach": 0.0}},
+    "layer_skip": {"drafter": "layer_skip", "drafter_options": {"exit_layer": 1, "min_reach": 0.0}},
     "lookahead": {"drafter": "lookahead", "drafter_options": {"adaptive": False}},
     "medusa": {"drafter": "medusa", "drafter_options": {"head": str(medusa_folder()), "min_confidence": 0.001}},
     "suffix": {"drafter": "suffix", "drafter_options": {"row_cost": 0.01, "memory_mb": 1.0}},

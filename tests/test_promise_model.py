@@ -57,7 +57,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle": {"drafter": "eagle"},  # the head that comes with the package
     "auto": {"drafter": "auto"},
     "lookahead": {"drafter": "lookahead"},
-    "layer_skip": {"drafter": "layer_skip", "drafter_options": {"adaptive": False}},
+    "layer_skip": {"drafter": "layer_skip"},
     "draft_model, tree": {"drafter": "draft_model", "drafter_options": {"max_draft_tokens": 9, "width": 3, "depth": 4}},
     "junk, tree": {"drafter": "junk", "drafter_options": {"max_draft_tokens": 12}},
 }

@@ -62,6 +62,7 @@ def test_traces_are_made_if_the_environment_asks() -> None:
         ({"model": "a.gguf"}, {"drafter": "draft_model", "draft_model": "a.gguf"}),
         ({"method": "eagle3", "model": "head"}, {"drafter": "eagle", "drafter_option": ["head=head"]}),
         ({"method": "suffix"}, {"drafter": "suffix"}),
+        ({"method": "suffix", "min_acceptance": 0.6}, {"drafter": "suffix", "min_acceptance": 0.6}),
     ],
 )
 def test_vllms_config_is_understood(config: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -81,6 +82,7 @@ def test_vllms_config_is_understood(config: dict[str, Any], wanted: dict[str, An
         ('{"method": "ngram", "model": "a"}', "'model'"),
         ('{"method": "suffix", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size"),
         ('{"method": "ngram", "num_speculative_tokens": "5"}', "num_speculative_tokens"),
+        ('{"method": "ngram", "min_acceptance": "high"}', "min_acceptance 'high' is not a number"),
     ],
 )
 def test_what_vllms_config_cannot_say_here_is_refused(text: str, culprit: str) -> None:
@@ -89,3 +91,5 @@ def test_what_vllms_config_cannot_say_here_is_refused(text: str, culprit: str) -
         merged(DraftOptions(), text)
     with pytest.raises(CommandError, match="other options"):
         merged(DraftOptions(drafter="ngram"), '{"method": "ngram"}')
+    with pytest.raises(CommandError, match="--min-acceptance too"):
+        merged(DraftOptions(min_acceptance=0.5), '{"method": "ngram", "min_acceptance": 0.6}')

@@ -87,6 +87,13 @@ class GuessOptions:
         bool,
         Option("--adapt/--no-adapt", help="Cut drafts to what pays by measured costs; rest where nothing does."),
     ] = True
+    min_acceptance: Annotated[
+        float | None,
+        Option(
+            metavar="F",
+            help="Go on plainly while fewer than this share of the guesses come true.  [default: time decides alone]",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +230,7 @@ def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int 
         threads=options.threads,
         batch_size=batch_size,
         adapt=draft.adapt,
+        min_acceptance=draft.min_acceptance,
         prefill_chunk=options.prefill_chunk,
         cache_tokens=options.cache_tokens,
         page_size=options.page_size,

@@ -36,13 +36,18 @@ def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
     tokens = config.pop("num_speculative_tokens", None)
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int)):
         raise CommandError(f"{OPTION}: num_speculative_tokens {tokens!r} is not a whole number")
+    if "min_acceptance" in config and draft.min_acceptance is not None:
+        raise CommandError(f"{OPTION}: min_acceptance is given by --min-acceptance too; leave out one of the two")
+    floor = config.pop("min_acceptance", draft.min_acceptance)
+    if floor is not None and (isinstance(floor, bool) or not isinstance(floor, int | float)):
+        raise CommandError(f"{OPTION}: min_acceptance {floor!r} is not a number")
     model = config.pop("model", None) if name == "draft_model" else None
     if name == "draft_model" and not isinstance(model, str):
         raise CommandError(f"{OPTION}: model is missing, the draft model's name or path")
     options = []
     for key, value in config.items():
         if key not in _KEYS[name]:
-            known = ", ".join(["method", "model", "num_speculative_tokens", *_KEYS[name]])
+            known = ", ".join(["method", "model", "num_speculative_tokens", "min_acceptance", *_KEYS[name]])
             raise CommandError(f"{OPTION}: {key!r} is not supported for {method}; there are {known}")
         options.append(f"{_KEYS[name][key]}={value}")
     return DraftOptions(
@@ -52,6 +57,7 @@ def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
         max_draft_tokens=tokens,
         verify=draft.verify,
         adapt=draft.adapt,
+        min_acceptance=floor,
     )
 
 

@@ -1,10 +1,11 @@
 """The default: per step, the guesses that pay most, from the text itself, from a learned head, from both or from none.
 
-What stood before in the text is looked up at no cost (`suffix`); a head that fits the target (`eagle`) guesses what is
-new, and costs time. Both say how likely each of their guesses is. The head is asked where it is expected to raise
-tokens per second: by what it has been worth lately, what the suffix match leaves for it to win, what it and the rows
-cost. The two trees are merged, and the likeliest nodes are kept for as long as they raise tokens per second.
-(Combining by length of match: Hu et al. 2024, SAM-Decoding, section 3.4; here both sides are weighed by probability.)
+What stood before in the text is looked up at little cost (`suffix`); a head that fits the target (`eagle`) guesses what
+is new, and costs time. Both say how likely each of their guesses is, and are believed as far as earlier guesses of the
+same kind came true. The head is asked while it raises tokens per second in this text (`pace`), where the suffix match
+leaves something to win. The two trees are merged, and the likeliest nodes are kept for as long as they raise tokens per
+second. (Combining by length of match: Hu et al. 2024, SAM-Decoding, section 3.4; here both sides are weighed by
+probability.)
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from outrider.core.tree import Tree
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, PricedOptions, Request, SelfPaced
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, PricedOptions, Request
 from outrider.drafters.costs import paying
+from outrider.drafters.pace import Paces
 from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
 
 __all__ = ["DRAFTER"]
 
 _HEAD = "eagle"
-_BOTH = f"{Suffix.name}+{_HEAD}"
 _REACH = 0.35
 _LEAST = 0.03  # a guess less likely than this is not worth its row anywhere
 
@@ -41,28 +42,88 @@ class AutoOptions(PricedOptions):
     )
 
 
-class Auto(SelfPaced):
+# Kinds of guesses in a tree of both sides: who made them, and whether the other side has other guesses in their place.
+_BOTH, _LOOKED_UP, _LOOKED_UP_ALONE, _HEAD_CONTESTED, _HEAD_ALONE = range(5)
+_SOURCES = (f"{Suffix.name}+{_HEAD}", Suffix.name, Suffix.name, _HEAD, _HEAD)  # by kind, as reports name them
+
+
+@dataclass(slots=True)
+class _Merged:
+    """A tree of both sides, and what was believed of its nodes."""
+
+    guesses: Guesses
+    kinds: list[int] = field(default_factory=lambda: [-1])
+    shares: list[float] = field(default_factory=lambda: [1.0])  # claimed of each, once its parent is right
+    kept: frozenset[int] = frozenset()  # nodes that were proposed
+    end: int = 0  # length of the text
+
+
+@dataclass(slots=True)
+class _Text:
+    """What the head has been worth in one text."""
+
+    asked: _Merged | None = None  # the last tree with its guesses, until it is known what came true
+    expected: float = 0.0  # tokens that such trees were to bring lately, and those that they brought
+    came: float = 0.0
+
+    _PRIOR: ClassVar[float] = 4.0
+    _KEPT: ClassVar[float] = 0.95  # what is left of an old tree's weight after each one
+
+    @property
+    def honesty(self) -> float:
+        """Tokens that came of one that was expected."""
+        return (self.came + self._PRIOR) / (self.expected + self._PRIOR)
+
+    def saw(self, expected: float, came: int) -> None:
+        self.expected = self._KEPT * self.expected + expected
+        self.came = self._KEPT * self.came + came
+
+
+class _Belief:
+    """How often guesses of one kind come true, of those whose parent did, against what was claimed of them."""
+
+    __slots__ = ("_claimed", "_right")
+
+    _PRIOR = 2.0  # guesses that a belief begins with
+    _KEPT = 0.995
+    _MOST = 1.2
+
+    def __init__(self) -> None:
+        self._claimed = self._right = 0.0
+
+    @property
+    def scale(self) -> float:
+        """What to multiply claims with."""
+        return min((self._right + self._PRIOR) / (self._claimed + self._PRIOR), self._MOST)
+
+    def saw(self, claimed: float, right: bool) -> None:
+        self._claimed = self._KEPT * self._claimed + claimed
+        self._right = self._KEPT * self._right + right
+
+
+class Auto:
     name = "auto"
     summary = "per step the best of suffix matches and a learned head, merged into one tree where that pays"
     needs = "nothing; better with a head for the model"
     helps = "everything; it falls back to plain decoding where nothing pays"
     Options = AutoOptions
 
-    _WORTH = 1.3  # tokens that a head's tree is expected to bring before the first one
-    _PACE = 0.1  # how fast expectations follow
-    _RETURN = 0.02  # how fast they return to the usual while the head is not asked
-    _AGREEING = 1.5  # what its tree is worth beside a first guess that is wrong, and more: two witnesses are surer
-    _HEAD_COST = 0.3  # of a head's tree, in plain steps, before the first one
+    # Under rejection the text depends on the guesses, and nothing that was measured elsewhere may choose them: what a
+    # head's tree is taken to bring, and, in plain steps, to cost.
+    _WORTH, _HEAD_COST = 1.3, 0.3
+    _FOLLOW = 0.02
 
     def __init__(self, options: AutoOptions, context: Context) -> None:
         self.options = options
         self._suffix = Suffix(_suffix_options(options), context)
         self._costs = self._suffix.costs
+        self._steps = context.costs  # of the engine, whatever a row is said to cost
         self._head = _head(options, context)
         self.wants: tuple[int, ...] = self._head.wants if self._head else ()
-        self._worth: dict[int, float] = {}  # by text, tokens expected of the head's trees beyond the plain one
-        self._usual = self._WORTH
-        self._head_cost = self._HEAD_COST  # of a tree, in plain steps
+        self._paces = Paces()  # of the head
+        self._texts: dict[int, _Text] = {}
+        self._beliefs = [_Belief() for _ in range(5)]
+        self._open = 0.8  # how likely the looked-up guesses are wrong where the head is asked
 
     @classmethod
     def forecast(cls, options: AutoOptions, context: Context) -> dict[str, int]:
@@ -70,38 +131,50 @@ class Auto(SelfPaced):
         return {**head, **_forecast_head(options, context)}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
+        texts = max(len(batch), self._steps.texts)
         looked_up = [self._suffix.candidates(request) for request in batch]
-        asked = [i for i, request in enumerate(batch) if self._asks(request, looked_up[i], len(batch))]
+        self._paces.step(texts)
+        asked = [i for i, request in enumerate(batch) if self._asks(request, looked_up[i], texts)]
         trees: list[Tree | None] = [None] * len(batch)
+        seconds = 0.0
         if asked and self._head is not None:
             began = time.perf_counter()
             for i, grown in zip(asked, self._head.propose([batch[i] for i in asked]), strict=True):
                 trees[i] = grown
-            self._measure(time.perf_counter() - began)
-        rows, gain = len(batch), float(len(batch))
+            seconds = (time.perf_counter() - began) / len(asked)
+        rows, gain = texts, float(texts)
         out: list[Tree] = []
         for request, guesses, tree in zip(batch, looked_up, trees, strict=True):
-            if tree is not None and tree.guesses and tree.chances is None:
-                # drawn guesses stand alone: a law covers all children of its node
-                out.append(replace(tree, sources=(_HEAD,) * len(tree)))
-            else:
+            base, tokens = (1, 1.0) if request.rejection else (rows, gain)
+            if tree is None:
                 sources = (Suffix.name,) * len(guesses.tokens)
-                if tree is not None and tree.chances is not None:
-                    self._learn(request, tree.chances)
-                    guesses, sources = _merged(guesses, tree, tree.chances)
-                kept, won = self._paying(request, guesses, sources, rows, gain)
-                gain += won
-                out.append(kept)
-            rows += out[-1].guesses
+                kept, won, _ = self._paying(request, guesses, sources, base, tokens)
+            elif request.rejection and tree.guesses:
+                # drawn guesses stand alone: a law covers all children of its node
+                kept, won = replace(tree, sources=(_HEAD,) * len(tree)), 0.0
+            else:
+                kept, won = self._both(request, guesses, tree, (base, tokens, texts, seconds))
+            out.append(kept)
+            rows += kept.guesses
+            gain += won
         return out
 
     def observe(self, step: Sequence[Observation]) -> None:
-        if self._head is not None:
-            self._head.observe(step)
+        if self._head is None:
+            return
+        seen = [one for one in step if one.request.rejection or self._reads(one)]
+        if seen:
+            self._head.observe(seen)
+
+    def _reads(self, seen: Observation) -> bool:
+        """Whether the head is to see this. A prompt is long, and read where the head is likely to be asked."""
+        pace = self._paces.of(seen.request.id)
+        return pace.near if seen.tree is not None and seen.pending == 1 else pace.on
 
     def forget(self, sequence: int) -> None:
         self._suffix.forget(sequence)
-        self._worth.pop(sequence, None)
+        self._texts.pop(sequence, None)
+        self._paces.forget(sequence)
         if self._head is not None:
             self._head.forget(sequence)
 
@@ -112,53 +185,84 @@ class Auto(SelfPaced):
         # under rejection the text depends on the guesses: only what is the same in every run may choose them
         return self._costs.assumed if request.rejection else self._costs.curve
 
-    def _asks(self, request: Request, guesses: Guesses, batch: int) -> bool:
-        """Whether the head is expected to raise tokens per second, beside what was looked up."""
+    def _asks(self, request: Request, guesses: Guesses, texts: int) -> bool:
+        """Whether the head is to guess for this text in this step."""
         if self._head is None or request.budget <= 0:
             return False
-        curve = self._curve(request)
-        count, won = _best(sorted(guesses.chances[1:], reverse=True), curve, batch, float(batch), request.budget)
-        alone = (batch + won) / curve[min(batch + count, len(curve) - 1)]
-        first = sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0)
-        head = self._usual if request.rejection else self._worth.get(request.id, self._usual)
-        # where the first guess that was looked up is right, the head would mostly have said the same
-        both = batch + won + max(0.0, 1.0 - first) * head * self._AGREEING
-        cost = self._HEAD_COST if request.rejection else self._head_cost
-        rows = min(batch + max(count, 8), len(curve) - 1)
-        if both / (curve[rows] + cost) > alone:
-            return True
-        # not asked, it cannot show that it has become better or cheaper: expectations go back to the first ones, slowly
-        worth = self._worth.get(request.id)
-        if worth is not None:
-            self._worth[request.id] = worth + self._RETURN * (self._usual - worth)
-        self._usual += self._RETURN / 10 * (self._WORTH - self._usual)
-        self._head_cost += self._RETURN * (self._HEAD_COST - self._head_cost)
-        return False
+        left = _open(guesses)
+        if request.rejection:
+            curve = self._costs.assumed
+            count, won = _best(sorted(guesses.chances[1:], reverse=True), curve, 1, 1.0, request.budget)
+            both = 1 + won + left * self._WORTH
+            return both / (curve[1 + max(count, 8)] + self._HEAD_COST) > (1 + won) / curve[1 + count]
+        self._hear(request)
+        pace = self._paces.of(request.id)
+        if not pace.wanted():
+            return False
+        return not pace.on or max(pace.gain, pace.cost) * left > pace.cost * self._open
 
-    def _measure(self, seconds: float) -> None:
-        """What a head's tree took, in plain steps. One that also fed much of the text counts as half as dear again."""
-        unit = self._costs.unit
-        if unit is not None:
-            self._head_cost += self._PACE * (min(seconds / unit, 1.5 * self._head_cost) - self._head_cost)
+    def _both(
+        self, request: Request, guesses: Guesses, tree: Tree, step: tuple[int, float, int, float]
+    ) -> tuple[Tree, float]:
+        """What is proposed of both sides' guesses and what it is to bring; and whether the head was worth its time.
 
-    def _learn(self, request: Request, chances: Sequence[float]) -> None:
-        """What the head expects of its own tree: in this text, and in texts at large."""
-        expected = sum(chances[1:])
-        worth = self._worth.get(request.id, self._usual)
-        self._worth[request.id] = worth + self._PACE * (expected - worth)
-        self._usual += self._PACE / 10 * (expected - self._usual)
+        `step`: rows and tokens so far, texts, seconds of the head.
+        """
+        rows, gain, texts, seconds = step
+        merged = _merged(guesses, tree, [belief.scale for belief in self._beliefs])
+        sources = ("", *(_SOURCES[kind] for kind in merged.kinds[1:]))
+        kept, won, nodes = self._paying(request, merged.guesses, sources, rows, gain)
+        if request.rejection:
+            return kept, won
+        self._open += self._FOLLOW * (_open(guesses) - self._open)
+        text = self._texts.setdefault(request.id, _Text())
+        merged.kept, merged.end = frozenset(nodes), len(request.shaping.tokens)
+        text.asked = merged
+        curve = self._costs.curve
+        count, alone = _best(sorted(guesses.chances[1:], reverse=True), curve, rows, gain, request.budget)
+        last = len(curve) - 1
+        plain = curve[min(texts, last)] / texts  # what a plain step takes for one text
+        before = curve[min(rows + count, last)] - curve[min(rows, last)]
+        more = curve[min(rows + kept.guesses, last)] - curve[min(rows + count, last)]
+        unit = self._steps.unit
+        cost = (self._HEAD_COST if unit is None else seconds / unit) + more
+        # time is worth what could be written in it without the head
+        rate = (1 + alone) / (1 + before / plain)
+        self._paces.saw(request.id, won * text.honesty - alone, cost / plain * rate)
+        return kept, won
+
+    def _hear(self, request: Request) -> None:
+        """What came true of the last tree that the head had a part in."""
+        text = self._texts.get(request.id)
+        if text is None or text.asked is None:
+            return
+        asked, text.asked = text.asked, None
+        children = _children(asked.guesses.parents)
+        node, came = 0, 0
+        for token in request.shaping.tokens[asked.end :]:
+            right = -1
+            for child in children[node]:
+                hit = asked.guesses.tokens[child] == token
+                self._beliefs[asked.kinds[child]].saw(asked.shares[child], hit)
+                if hit:
+                    right = child
+            if right < 0:
+                break
+            node = right
+            came += node in asked.kept
+        text.saw(sum(asked.guesses.chances[node] for node in asked.kept), came)
 
     def _paying(
         self, request: Request, guesses: Guesses, sources: tuple[str, ...], rows: int, gain: float
-    ) -> tuple[Tree, float]:
-        """The tree of the likeliest nodes, as many as pay, and the tokens that it is expected to bring."""
+    ) -> tuple[Tree, float, Sequence[int]]:
+        """The tree of the likeliest nodes, as many as pay, the tokens that it is expected to bring, and the nodes."""
         chances = guesses.chances
         # a child is never likelier than its parent, and comes after it: the first of this order are a tree
         order = sorted(range(1, len(chances)), key=lambda node: -chances[node])
         most = min(request.budget, self.options.max_draft_tokens)
         count, won = _best([chances[node] for node in order], self._curve(request), rows, gain, most)
         tree = replace(guesses.tree(), sources=sources)
-        return (tree if count == tree.guesses else tree.select([0, *sorted(order[:count])])), won
+        return (tree if count == tree.guesses else tree.select([0, *sorted(order[:count])])), won, order[:count]
 
 
 def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: float, most: int) -> tuple[int, float]:
@@ -166,14 +270,20 @@ def _best(chances: Sequence[float], curve: Sequence[float], rows: int, gain: flo
     return paying(chances[: max(0, min(most, len(curve) - 1 - rows))], curve, rows, gain)
 
 
-def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> tuple[Guesses, tuple[str, ...]]:
+def _open(guesses: Guesses) -> float:
+    """How likely what was looked up for the next token is wrong: where it is right, a head mostly says the same."""
+    return 1.0 - min(1.0, sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0))
+
+
+def _merged(looked_up: Guesses, tree: Tree, scales: Sequence[float]) -> _Merged:
     """One tree of both, from the root down, each guess with the chance that both sides give it together.
 
-    And which side guessed each node.
+    `scales` are what claims of each kind are multiplied with.
     """
     own, theirs = _children(looked_up.parents), _children(tree.parents)
-    out = Guesses([looked_up.tokens[0]], [-1], [1.0])
-    sources = [""]
+    chances = tree.chances or (1.0,) * len(tree)
+    merged = _Merged(Guesses([looked_up.tokens[0]], [-1], [1.0]))
+    out = merged.guesses
     left: deque[tuple[int, int | None, int | None]] = deque([(0, 0, 0)])  # a node, and where it stands on each side
     while left:
         node, here, there = left.popleft()
@@ -181,31 +291,34 @@ def _merged(looked_up: Guesses, tree: Tree, chances: Sequence[float]) -> tuple[G
         other = {} if there is None else {tree.tokens[child]: child for child in theirs[there]}
         for token in dict.fromkeys((*one, *other)):
             a, b = one.get(token), other.get(token)
-            chance = _together(
+            share, kind = _together(
                 None if a is None or here is None else _share(looked_up.chances, a, here),
                 None if b is None or there is None else _share(chances, b, there),
                 contested=bool(one and other),
             )
+            merged.shares.append(share)
+            merged.kinds.append(kind)
             out.tokens.append(token)
             out.parents.append(node)
-            out.chances.append(out.chances[node] * chance)
-            sources.append(_BOTH if a is not None and b is not None else _HEAD if a is None else Suffix.name)
+            out.chances.append(out.chances[node] * min(1.0, share * scales[kind]))
             left.append((len(out.tokens) - 1, a, b))
-    return out, tuple(sources)
+    return merged
 
 
-def _together(looked_up: float | None, head: float | None, *, contested: bool) -> float:
-    """The chance of a guess behind its parent, from what each side says of it; None where it says nothing.
+def _together(looked_up: float | None, head: float | None, *, contested: bool) -> tuple[float, int]:
+    """What is claimed of a guess behind its parent by the sides that make it, and its kind.
 
-    Measured on SmolLM2-135M: two that agree are nearly as good as two independent witnesses; a guess that the other
-    side, which has others, does not share is right less often than it claims, a short match most of all.
+    Two that agree are nearly as good as two independent witnesses; a guess that the other side, which has others, does
+    not share is right less often than it claims, a short match most of all. How much less is learned (`_Belief`).
     """
     if looked_up is not None and head is not None:
-        return min(1.0, (max(looked_up, head) + 1 - (1 - looked_up) * (1 - head)) / 2)
+        return min(1.0, (max(looked_up, head) + 1 - (1 - looked_up) * (1 - head)) / 2), _BOTH
     if looked_up is not None:
-        return looked_up * (0.28 + 0.5 * looked_up) if contested else looked_up
+        if contested:
+            return looked_up * (1 + looked_up) / 2, _LOOKED_UP
+        return looked_up, _LOOKED_UP_ALONE
     assert head is not None
-    return head * 0.95 if contested else head
+    return head, _HEAD_CONTESTED if contested else _HEAD_ALONE
 
 
 def _share(chances: Sequence[float], node: int, parent: int) -> float:

@@ -27,7 +27,6 @@ __all__ = [
     "Options",
     "PricedOptions",
     "Request",
-    "SelfPaced",
     "Stateless",
 ]
 
@@ -91,7 +90,8 @@ class Observation:
         `rows` picks some of them. A copy, which outlives the scores.
         """
         states = self.scores.hidden(self.feed)
-        return states[np.ix_(range(len(states)) if rows is None else rows, self.columns)]
+        chosen = states.copy() if rows is None else states[rows]
+        return chosen if self.columns == tuple(range(chosen.shape[1])) else chosen[:, self.columns]
 
 
 @dataclass(slots=True)
@@ -149,10 +149,6 @@ class Drafter(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
         ...
-
-
-class SelfPaced:
-    """A drafter that weighs costs itself and proposes nothing where nothing pays: it is never sent to rest."""
 
 
 class Stateless:

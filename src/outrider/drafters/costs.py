@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-__all__ = ["Bet", "Costs", "paying"]
+__all__ = ["Costs", "paying"]
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # Usual for a small model on a CPU (`outrider bench kernels`, int8 and bf16): flat where the weights' way through
@@ -39,6 +39,7 @@ class Costs:
         self._seen = 0
         self.assumed = _spread(self._start)  # [r]: the cost of r rows before anything was measured; [0] is unused
         self.curve = self.assumed
+        self.texts = 1  # that the step which is drafted for brings on, whoever drafts for them
 
     @property
     def unit(self) -> float | None:
@@ -95,39 +96,6 @@ def paying(
         if rate > best:
             kept, won, best = count, expected - tokens, rate
     return kept, won
-
-
-class Bet:
-    """Whether steps of one kind pay in one text: the tokens that they brought against the plain steps they took.
-
-    A kind that does not pay is tried again now and then.
-    """
-
-    _PACE = 0.1  # how fast it follows the last step
-    _PAUSE = 48  # steps without, before a kind that does not pay is tried again
-
-    def __init__(self, gain: float = 2.0, cost: float = 1.4) -> None:
-        self.gain, self.cost = gain, cost
-        self._without = 0
-
-    def begin(self) -> Bet:
-        """The bet of a new text."""
-        return Bet(self.gain, self.cost)
-
-    def wanted(self) -> bool:
-        """Whether this step is to be one of the kind."""
-        if self.gain > self.cost:
-            return True
-        self._without += 1
-        if self._without < self._PAUSE:
-            return False
-        self._without = 0
-        return True
-
-    def saw(self, tokens: float, cost: float) -> None:
-        """A step of the kind brought so many tokens and took as long as `cost` plain steps."""
-        self.gain += self._PACE * (tokens - self.gain)
-        self.cost += self._PACE * (cost - self.cost)
 
 
 def _between(curve: Sequence[float], rows: int) -> float:

@@ -49,13 +49,21 @@ class _Text:
 
     rows: Rows
     origin: int  # position of the first row: what came before was never seen, and distances are all that counts
-    first: int  # position of states[0]
-    states: States  # of rows to be fed, and of the last one that was
+    first: int  # position of the first of the states
+    parts: list[States]  # of rows to be fed, and of the last one that was, as they came
+    known: int  # positions before this one have been seen
 
-    @property
-    def known(self) -> int:
-        """Positions before this one have been seen."""
-        return self.first + len(self.states)
+    def states(self) -> States:
+        """All of them. [known - first, F]"""
+        if len(self.parts) > 1:
+            self.parts = [np.concatenate(self.parts)]
+        return self.parts[0]
+
+    def drop(self, before: int) -> None:
+        """Forget the states of the positions before this one."""
+        if before > self.first:
+            self.parts = [self.states()[before - self.first :].copy()]
+            self.first = before
 
 
 class EagleDrafter:
@@ -65,7 +73,10 @@ class EagleDrafter:
     helps = "chat, prose and code alike; the best single method where there is a head"
     Options = EagleOptions
 
-    _FLUSH = 64  # pending rows that are fed without waiting for a proposal
+    _FLUSH = 64  # pending rows of a prompt that are fed without waiting for a proposal
+    # Pending rows of a text that was not asked for so long, and how many of them it begins anew with when it is asked
+    # again: feeding all of them for nothing would cost what it is not asked for.
+    _IDLE, _AFRESH = 128, 64
 
     def __init__(self, options: EagleOptions, context: Context) -> None:
         if not 1 <= options.width <= 64 or not 1 <= options.depth <= 64:
@@ -91,21 +102,25 @@ class EagleDrafter:
         if sprouts:
             for (i, _), tree in zip(sprouts, self._feed([s for _, s in sprouts]), strict=True):
                 trees[i] = tree
-                self._trim(batch[i])
+                self._trim(self._texts[batch[i].id])
         return trees
 
     def observe(self, step: Sequence[Observation]) -> None:
-        late: list[Sprout] = []
+        late: list[tuple[_Text, Sprout]] = []
         for seen in step:
-            self._see(seen)
-            text = self._texts[seen.request.id]
-            if text.known - text.origin - text.rows.length > self._FLUSH:
-                sprout = self._pending(seen.request, text, 0)
-                late += [sprout] if sprout is not None else []
+            text = self._see(seen)
+            waiting = text.known - text.origin - text.rows.length
+            if seen.pending > 1 or seen.tree is None:
+                if waiting > self._FLUSH and (sprout := self._pending(seen.request, text, 0)) is not None:
+                    late.append((text, sprout))
+            elif waiting > self._IDLE:
+                text.rows.release()
+                text.origin = text.known - self._AFRESH
+                text.drop(text.origin)
         if late:
-            self._feed(late)
-        for seen in step:
-            self._trim(seen.request)
+            self._feed([sprout for _, sprout in late])
+            for text, _ in late:
+                self._trim(text)
 
     def forget(self, sequence: int) -> None:
         text = self._texts.pop(sequence, None)
@@ -113,21 +128,22 @@ class EagleDrafter:
             text.rows.release()
 
     def memory(self) -> dict[str, int]:
-        held = sum(text.states.nbytes for text in self._texts.values())
+        held = sum(part.nbytes for text in self._texts.values() for part in text.parts)
         return {**{f"head {purpose}": size for purpose, size in self._head.memory().items()}, "states": held}
 
-    def _see(self, seen: Observation) -> None:
+    def _see(self, seen: Observation) -> _Text:
         """Keep the states of the rows that were committed."""
-        rows = [*range(seen.pending), *(seen.pending - 1 + node for node in seen.path)]
+        rows = [*range(seen.pending), *[seen.pending - 1 + node for node in seen.path]]
         states = seen.hidden(rows).reshape(len(rows), -1)
         text = self._texts.get(seen.request.id)
         if text is not None and text.known != seen.start:  # the text was begun anew, or a part came from elsewhere
             self.forget(seen.request.id)
             text = None
         if text is None:
-            self._texts[seen.request.id] = _Text(Rows(self._head.pages), seen.start, seen.start, states)
-        else:
-            text.states = np.concatenate((text.states, states))
+            text = self._texts[seen.request.id] = _Text(Rows(self._head.pages), seen.start, seen.start, [], seen.start)
+        text.parts.append(states)
+        text.known += len(rows)
+        return text
 
     def _sprout(self, request: Request) -> Sprout | None:
         """What is grown for a request; None where the head cannot follow in this step."""
@@ -148,7 +164,7 @@ class EagleDrafter:
         except CacheFullError:
             return None
         tokens = request.shaping.tokens[start + 1 : last + 1]
-        states = np.ascontiguousarray(text.states[start - text.first : last - text.first])
+        states = np.ascontiguousarray(text.states()[start - text.first : last - text.first])
         return Sprout(text.rows, tokens, request.shaping, guesses, depth, request.rejection, states)
 
     def _feed(self, sprouts: Sequence[Sprout]) -> list[Tree]:
@@ -157,13 +173,9 @@ class EagleDrafter:
             sprout.rows.commit(len(sprout.pending))
         return trees
 
-    def _trim(self, request: Request) -> None:
+    def _trim(self, text: _Text) -> None:
         """Drop the states of rows that were fed, but for the last: it is fed again if a step is repeated."""
-        text = self._texts[request.id]
-        done = text.origin + text.rows.length - 1 - text.first
-        if done > 0:
-            text.states = text.states[done:].copy()
-            text.first += done
+        text.drop(text.origin + text.rows.length - 1)
 
 
 DRAFTER = EagleDrafter

@@ -9,7 +9,6 @@ SWIFT.) On a small model the head alone is a fifth of a step: it pays where the 
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ from pathlib import Path
 
 from outrider.core.cache import CacheFullError
 from outrider.core.tree import Tree
-from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.drafters.costs import Bet
+from outrider.drafters.base import Context, DrafterError, Options, Request, Stateless
 from outrider.models.digest import sha256_of
 from outrider.models.shipped import find_shipped
 from outrider.runtime.growth import Plan, Sprout
@@ -38,16 +36,14 @@ class LayerSkipOptions(Options):
     min_reach: float = field(
         default=0.5, metadata={"help": "match only: the draft goes on while it is right with this chance"}
     )
-    adaptive: bool = field(default=True, metadata={"help": "pause where drafting takes longer than it saves"})
 
 
-class LayerSkip:
+class LayerSkip(Stateless):
     name = "layer_skip"
     summary = "the target itself with layers left out, over its own cache"
     needs = "nothing; better with a set of layers found by `outrider train layer-skip`"
     helps = "deep models without a draft or head, where half of the layers mostly agree with all"
     Options = LayerSkipOptions
-    wants: tuple[int, ...] = ()
 
     def __init__(self, options: LayerSkipOptions, context: Context) -> None:
         if not 0 <= options.min_reach < 1:
@@ -56,55 +52,22 @@ class LayerSkip:
         self.layers = _layers(options, context)
         self._target = context.target
         self._plan = Plan(context.config.vocabulary, reach=options.min_reach, layers=self.layers)
-        self._costs = context.costs
-        self._usual = Bet()
-        self._bets: dict[int, Bet] = {}
-        self._spent: dict[int, float] = {}  # by sequence, seconds of this step's draft
-
-    @classmethod
-    def forecast(cls, options: LayerSkipOptions, context: Context) -> dict[str, int]:
-        return {}  # the target's own weights and cache
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
         sprouts = [(i, sprout) for i, request in enumerate(batch) if (sprout := self._sprout(request)) is not None]
         if sprouts:
-            began = time.perf_counter()
             grown = self._target.grow([sprout for _, sprout in sprouts], self._plan)
-            seconds = (time.perf_counter() - began) / len(sprouts)
             for (i, _), tree in zip(sprouts, grown, strict=True):
                 trees[i] = tree
-                self._spent[batch[i].id] = seconds
         return trees
 
-    def observe(self, step: Sequence[Observation]) -> None:
-        unit = self._costs.unit
-        for seen in step:
-            seconds = self._spent.pop(seen.request.id, None)
-            if seconds is None or seen.tree is None or unit is None:
-                continue
-            cost = self._costs.cost(len(seen.tree)) + seconds / unit
-            for bet in (self._usual, self._bets.setdefault(seen.request.id, self._usual.begin())):
-                bet.saw(1 + len(seen.path), cost)
-
-    def forget(self, sequence: int) -> None:
-        self._bets.pop(sequence, None)
-        self._spent.pop(sequence, None)
-
-    def memory(self) -> dict[str, int]:
-        return {}
-
     def _sprout(self, request: Request) -> Sprout | None:
-        """What is grown for a request; None where it does not pay, or where there is no room."""
+        """What is grown for a request; None where nothing is wanted, or where there is no room."""
         guesses = min(request.budget, self.options.max_draft_tokens)
         rows = request.rows
         if guesses <= 0 or rows is None:
             return None
-        # under rejection the text depends on the guesses: nothing that is measured may choose them
-        if self.options.adaptive and not request.rejection:
-            bet = self._bets.setdefault(request.id, self._usual.begin())
-            if not bet.wanted():
-                return None
         pending = request.shaping.tokens[rows.length :]
         try:
             rows.reserve(len(pending) + self._plan.rows(guesses, guesses))

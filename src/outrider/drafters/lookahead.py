@@ -6,7 +6,7 @@ column, and moves every level down by one: a Jacobi iteration along N - 1 trajec
 spell go into a pool; those that begin with the last token are verified beside the window, as branches of the same tree.
 
 The n-grams of the text itself are in the pool for nothing. The window's rows are not free on a CPU: it stands only as
-long as its own n-grams bring more than it costs, and the candidates too. Both are tried again now and then.
+long as its own n-grams bring more than it costs, and is tried again now and then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
-from outrider.drafters.costs import Bet
+from outrider.drafters.pace import Pace
 
 __all__ = ["DRAFTER"]
 
@@ -31,7 +31,7 @@ class LookaheadOptions(Options):
     ngram: int = field(default=3, metadata={"help": "N, tokens of an n-gram; the window has N - 1 levels"})
     candidates: int = field(default=3, metadata={"help": "G, n-grams verified per step at most"})
     pool: int = field(default=16, metadata={"help": "n-grams kept per first token"})
-    adaptive: bool = field(default=True, metadata={"help": "pause window and candidates where they do not pay"})
+    adaptive: bool = field(default=True, metadata={"help": "pause the window where it does not pay"})
 
 
 @dataclass(slots=True)
@@ -44,8 +44,7 @@ class _Window:
     counted: int = 0  # tokens of the text whose n-grams are in the pool
     born: set[tuple[int, ...]] = field(default_factory=set)  # n-grams of the pool that the window alone has found
     hung: int = 0  # nodes of candidates in the tree of this step; the window's come behind them
-    worth: Bet = field(default_factory=lambda: Bet(2.0, 1.3))  # of the window
-    looking: Bet = field(default_factory=lambda: Bet(2.0, 1.1))  # of the candidates
+    worth: Pace = field(default_factory=lambda: Pace(gain=1.0, cost=0.3))  # of the window
 
 
 class Lookahead:
@@ -69,10 +68,9 @@ class Lookahead:
     def observe(self, step: Sequence[Observation]) -> None:
         for seen in step:
             window = self._windows.get(seen.request.id)
-            if window is not None and seen.tree is not None and seen.tree.guesses:
+            if window is not None and seen.tree is not None and seen.tree.guesses and window.places:
                 self._weigh(window, seen, seen.tree)
-                if window.places:
-                    self._advance(window, seen, seen.tree)
+                self._advance(window, seen, seen.tree)
 
     def forget(self, sequence: int) -> None:
         self._windows.pop(sequence, None)
@@ -110,13 +108,12 @@ class Lookahead:
                     parent = node(parent, token)
             return parent
 
-        always = not self.options.adaptive
-        if self.options.candidates and (always or window.looking.wanted()):
+        if self.options.candidates:
             for rest in reversed(window.pool.get(tokens[-1], [])[-self.options.candidates :]):
                 hang(0, rest)
         window.places, window.hung = [], len(nodes) - 1
         stem: int | None = 0
-        for column, token in enumerate(window.levels[0] if always or window.worth.wanted() else ()):
+        for column, token in enumerate(window.levels[0] if self._opens(window) else ()):
             stem = hang(stem, (token,))
             foot = hang(stem, [level[column] for level in window.levels[1:]])
             if foot is None:
@@ -124,19 +121,19 @@ class Lookahead:
             window.places.append(foot)
         return Tree(tuple(nodes), tuple(parents))
 
+    def _opens(self, window: _Window) -> bool:
+        """Whether the window stands in this step."""
+        return not self.options.adaptive or window.worth.wanted()
+
     def _weigh(self, window: _Window, seen: Observation, tree: Tree) -> None:
-        """What candidates and window brought in this step, and what their rows took."""
+        """What the window brought in this step, and what its rows took."""
         # under rejection the text depends on the guesses: nothing that is measured may choose them
         curve = self._costs.assumed if seen.request.rejection else self._costs.curve
-        with_candidates = curve[min(1 + window.hung, len(curve) - 1)]
         path = tuple(tree.tokens[node] for node in seen.path)
         ngram = (tree.tokens[0], *path)
         found = any(gram[: len(ngram)] == ngram for gram in window.born)
-        if window.hung:
-            window.looking.saw(1 + len(path), with_candidates)
-        if window.places:
-            price = curve[min(len(tree), len(curve) - 1)] - with_candidates
-            window.worth.saw(1 + (len(path) if found else 0), 1 + price)
+        price = curve[min(len(tree), len(curve) - 1)] - curve[min(1 + window.hung, len(curve) - 1)]
+        window.worth.saw(len(path) if found else 0, price)
 
     def _start(self, tokens: Sequence[int]) -> list[list[int]]:
         """A window of tokens from the text: any guess will do, these are at least in use."""

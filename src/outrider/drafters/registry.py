@@ -14,7 +14,16 @@ from outrider.drafters.base import Drafter, DrafterError, Options
 __all__ = ["GROUP", "find", "names", "options"]
 
 GROUP = "outrider.drafters"
-_NOT_METHODS = {"automaton", "base", "costs", "head_folder", "registry", "retokenised", "survival"}  # what they share
+_NOT_METHODS = {
+    "automaton",
+    "base",
+    "costs",
+    "head_folder",
+    "pace",
+    "registry",
+    "retokenised",
+    "survival",
+}  # what they share
 
 
 def _own() -> list[str]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
 from outrider.drafters.costs import Costs, paying
-from outrider.engine.transitions import Figures, Transitions
+from outrider.drafters.pace import Paces
+from outrider.engine.transitions import Figures, Mode, Reason, Transitions
 
 __all__ = ["Controller", "Drafted"]
-
-_FIRST_REST = 64  # steps
 
 
 @dataclass(slots=True)
@@ -24,19 +23,75 @@ class Drafted:
     """What one drafter did in a step."""
 
     name: str
-    seconds: float  # of `propose`
-    trees: Sequence[Tree]  # as they were checked
+    seconds: float  # of `propose`, and of its last `observe`
+    texts: Sequence[int]  # the sequences that it was asked for
+    trees: Sequence[Tree]  # of each, as it was checked
     accepted: Sequence[int]  # guesses of each that came true
+
+
+class _Floor:
+    """The operator's floor on the acceptance rate: accepted guesses per checked one, over all texts of a drafter.
+
+    A rate that comes back and soon falls again must show itself longer the next time, and waits longer for it.
+    """
+
+    _TRIAL = 24  # steps with guesses before the rate counts
+    _PACE = 0.05  # how fast it follows
+    _REST, _TRIES = 40, 4  # steps between trials, and steps with guesses of each
+    _ABOVE = 0.05  # how far above the floor a trial must come
+    _STEADY = 400  # steps with guesses over the floor after which it counts as lasting
+    _PATIENCE = 16  # rest and trial grow to so many times their length
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+        self.holds = False  # whether the drafter is kept from drafting
+        self.checked = self.accepted = 0.0  # guesses, lately
+        self._steps = 0  # with guesses, since the last change
+        self._wait = 0
+        self._patience = 1
+
+    @property
+    def rate(self) -> float | None:
+        return self.accepted / self.checked if self.checked else None
+
+    def wanted(self) -> bool:
+        return not self.holds or not self._wait
+
+    def step(self) -> None:
+        """A step begins."""
+        self._wait -= self._wait > 0
+
+    def saw(self, checked: int, accepted: int) -> None:
+        """What the drafter's guesses of a step came to."""
+        if not checked:
+            return
+        self._steps += 1
+        pace = 1 / self._steps if self.holds else self._PACE
+        self.checked += pace * (checked - self.checked)
+        self.accepted += pace * (accepted - self.accepted)
+        rate = self.accepted / self.checked
+        if not self.holds:
+            if self._steps == self._STEADY:
+                self._patience = 1
+            if self._steps >= self._TRIAL and rate < self.least:
+                self.holds, self._steps, self._wait = True, 0, self._REST * self._patience
+        elif self._steps >= self._TRIES * self._patience:
+            self._steps, self._wait = 0, self._REST * self._patience
+            if rate >= min(1.0, self.least + self._ABOVE):
+                self.holds, self._wait = False, 0
+                self._patience = min(2 * self._patience, self._PATIENCE)
 
 
 @dataclass(slots=True)
 class _Record:
     """What is known of one drafter."""
 
-    gain: float = 0.0  # seconds saved per second of plain decoding, lately
-    steps: int = 0  # since it was switched on
-    rest: int = 0  # steps until it may try again
-    next_rest: int = _FIRST_REST
+    floor: _Floor
+    paces: Paces = field(default_factory=Paces)
+    mode: Mode = "speculative"
+    held: bool = False  # whether it is plain because of the floor
+    against: int = 0  # steps in a row in which most of its texts went on in the other mode
+    loaded: int = 0  # steps for which another class of load may be the reason of what changes
     claimed: float = 4.0  # guesses that it said would come true, and those that did
     came_true: float = 4.0
     # by depth: the share of the last steps that guessed so deep, and that were right so far
@@ -45,33 +100,55 @@ class _Record:
 
 
 class Controller:
-    """Cuts drafts to what pays, and sends a drafter to rest that does not.
+    """Cuts drafts to what pays, and lets a text go on plainly where no draft of its drafter does (`drafters.pace`).
 
-    With `live` false, costs are the usual ones, chances are taken as they are, drafts without chances are left whole,
-    and no drafter rests: the same steps in every run.
+    A drafter is in the mode of most of its texts. With `live` false, costs are the usual ones, chances are taken as
+    they are, drafts without chances are left whole, and drafters are asked in every step: the same steps in every run.
+    `least` is a floor on the acceptance rate, whatever the time says.
     """
 
     _OVERHEAD = 0.01  # of a plain step: what verifying any guess costs beside the rows
-    _TRIAL = 16  # steps before a drafter is judged
-    _LOSS = -0.08  # gain below which it rests
-    _LONGEST_REST = 2048
     _PACE = 0.06
-    _VERDICT = 0.03  # how fast the gain follows: a step brings 0 to 5 tokens, and its mean is what counts
     _FORGET = 0.995
     _BASELINE, _LOOKS = 128, 2  # steps between looks at plain decoding, and plain steps of each
+    _STEADY = 8  # steps in another mode that make a change of it
+    _LOADED = 64  # steps for which a change of load is the reason of what changes
 
-    def __init__(self, costs: Costs, *, live: bool = True, transitions: Transitions | None = None) -> None:
+    def __init__(
+        self, costs: Costs, transitions: Transitions | None = None, *, live: bool = True, least: float = 0.0
+    ) -> None:
         self.live = live
         self.costs = costs
+        self._least = least
         self._transitions = transitions or Transitions()
-        self._steps = 0
         self._records: dict[str, _Record] = {}
+        self._steps = 0
         self._drafted_steps = self._BASELINE - 8  # since the last look at plain decoding: the first one comes soon
         self._looks = 0
 
-    def rests(self, name: str) -> bool:
-        """Whether this drafter is not to be asked in this step."""
-        return self.live and self._record(name).rest > 0
+    def begin(self, names: Iterable[str], texts: int) -> None:
+        """A step with `texts` sequences begins, and these drafters have some of them."""
+        self._steps += 1
+        self.costs.texts = texts
+        for name in names:
+            record = self._record(name)
+            record.floor.step()
+            if record.paces.step(texts):
+                record.loaded = self._LOADED
+
+    def wants(self, name: str, text: int) -> bool:
+        """Whether the drafter is to be asked for this text in this step. Call once per step."""
+        record = self._record(name)
+        return record.floor.wanted() and (not self.live or record.paces.of(text).wanted())
+
+    def forget(self, name: str, text: int) -> None:
+        """The text is gone, or goes on without the drafter."""
+        if name in self._records:
+            self._records[name].paces.forget(text)
+
+    def failed(self, name: str, texts: int) -> None:
+        """The drafter has raised an exception."""
+        self._change(name, self._record(name), "plain", "drafter failed", texts)
 
     def choose(self, trees: Sequence[Tree | None], names: Sequence[str | None], rows: int) -> list[Tree | None]:
         """The part of each tree with which the step is expected to give the most tokens per second.
@@ -118,11 +195,13 @@ class Controller:
 
     def record(self, rows: int, prefill: bool, seconds: float, drafts: Iterable[Drafted]) -> None:
         """A step is done: `rows` with all guesses, `seconds` of its forward."""
-        self._steps += 1
+        drafts = list(drafts)
+        for draft in drafts:
+            self._record(draft.name).floor.saw(sum(tree.guesses for tree in draft.trees), sum(draft.accepted))
         if not self.live:
             return
-        drafts = list(drafts)
         guesses = sum(tree.guesses for draft in drafts for tree in draft.trees)
+        looked = self._drafted_steps >= self._BASELINE
         if guesses:
             self._drafted_steps += 1
         else:
@@ -136,32 +215,47 @@ class Controller:
         for draft in drafts:
             record = self._record(draft.name)
             self._learn(record, draft)
-            if self.costs.unit is not None:
-                alone = self.costs.cost(plain) / plain * len(draft.trees)  # plain decoding for the same texts, in steps
-                spent = draft.seconds / self.costs.unit + row * sum(tree.guesses for tree in draft.trees)
-                tokens = 1 + sum(draft.accepted) / len(draft.trees)
-                self._judge(record, draft, tokens - 1 - spent / alone)
-        for record in self._records.values():
-            record.rest -= record.rest > 0
+            if self.costs.unit is None or looked:
+                continue
+            alone = self.costs.cost(plain) / self.costs.texts  # what a plain step takes for one text
+            spent = draft.seconds / self.costs.unit / len(draft.trees)
+            for text, tree, accepted in zip(draft.texts, draft.trees, draft.accepted, strict=True):
+                record.paces.saw(text, accepted, (spent + row * tree.guesses) / alone)
 
-    def _judge(self, record: _Record, draft: Drafted, gain: float) -> None:
-        record.steps += 1
-        record.gain += max(self._VERDICT, 1 / record.steps) * (gain - record.gain)
-        if record.steps < self._TRIAL:
-            return
-        if record.gain < self._LOSS:
-            record.rest, record.next_rest = record.next_rest, min(2 * record.next_rest, self._LONGEST_REST)
-            record.steps = 0
-            record.right, record.tried = [], []
-            self._transitions.change(
-                draft.name, "plain", "does not pay", self._steps, len(draft.trees), Figures(1 + record.gain)
-            )
-            return
-        self._transitions.change(
-            draft.name, "speculative", "pays again", self._steps, len(draft.trees), Figures(1 + record.gain)
-        )
-        if record.gain > -self._LOSS:
-            record.next_rest = _FIRST_REST
+    def settle(self, drafting: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """A step is done, and these drafters had these texts in it, asked or not: is it time for another mode?"""
+        for name, texts in drafting:
+            record = self._record(name)
+            record.loaded -= record.loaded > 0
+            on = 0 if record.floor.holds else len(texts)
+            if on and self.live:
+                on = sum(record.paces.of(text).on for text in texts)
+            mode: Mode = "speculative" if 2 * on > len(texts) else "plain"
+            if mode == record.mode:
+                record.against = 0
+                continue
+            record.against += 1
+            if record.against >= self._STEADY:
+                self._change(name, record, mode, self._reason(record, mode), len(texts))
+
+    def _reason(self, record: _Record, mode: Mode) -> Reason:
+        floor = record.floor
+        if floor.holds:
+            return "acceptance under the floor"
+        if record.held:
+            return "acceptance over the floor"
+        if record.loaded:
+            return "load"
+        return "pays again" if mode == "speculative" else "does not pay"
+
+    def _change(self, name: str, record: _Record, mode: Mode, reason: Reason, texts: int) -> None:
+        record.mode, record.against, record.held = mode, 0, record.floor.holds
+        speedup = plain = None
+        if self.live and self.costs.unit is not None:
+            speedup = record.paces.usual.speedup
+            plain = self.costs.texts / (self.costs.cost(self.costs.texts) * self.costs.unit)
+        figures = Figures(speedup, record.floor.rate, plain and speedup and plain * speedup, plain)
+        self._transitions.change(name, mode, reason, self._steps, texts, figures)
 
     def _learn(self, record: _Record, draft: Drafted) -> None:
         for tree, accepted in zip(draft.trees, draft.accepted, strict=True):
@@ -205,8 +299,8 @@ class Controller:
     def _record(self, name: str) -> _Record:
         record = self._records.get(name)
         if record is None:
-            record = self._records[name] = _Record()
-            self._transitions.begin(name, "speculative")
+            record = self._records[name] = _Record(_Floor(self._least))
+            self._transitions.begin(name, record.mode)
         return record
 
 

@@ -33,7 +33,7 @@ from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request, SelfPaced
+from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
@@ -41,7 +41,7 @@ from outrider.engine.grammar import Grammar, Grammars
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.speculation import Speculation, Verify
-from outrider.engine.transitions import Figures, Listener, Mode, Reason, Transition, Transitions
+from outrider.engine.transitions import Listener, Mode, Reason, Transition, Transitions
 from outrider.runtime.runner import Feed, Runner, Scores
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class _Group:
     """The requests of a step that one drafter drafts for."""
 
     drafter: Drafter
-    members: list[int] = field(default_factory=list)  # their turns
+    members: list[int] = field(default_factory=list)  # the turns of those that it was asked for
+    paced: list[int] = field(default_factory=list)  # sequences for which the controller says whether it is asked
     seconds: float = 0.0  # of `propose`
 
 
@@ -108,10 +109,11 @@ class Engine:
     """One target model, any drafters, many sequences.
 
     `model` and `draft_model` are names or paths. `drafter` is the method that requests get unless they name another;
-    `drafter_options` are its options. With `adapt`, drafts are cut to what pays by measured costs, and a drafter that
-    costs more than it brings rests; without, only the drafter's own estimates and the usual costs count, so that the
-    steps are the same in every run. Raises ValueError subclasses (ModelError, DrafterError, ParameterError) that name
-    the culprit before anything runs. Not thread-safe: one thread steps it.
+    `drafter_options` are its options. With `adapt`, drafts are cut to what pays by measured costs, and a text whose
+    drafts cost more than they bring goes on plainly; without, only the drafter's own estimates and the usual costs
+    count, so that the steps are the same in every run. `min_acceptance` is a floor on the rate of accepted guesses: a
+    drafter that stays under it goes on plainly, and is tried again. Raises ValueError subclasses (ModelError,
+    DrafterError, ParameterError) that name the culprit before anything runs. Not thread-safe: one thread steps it.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Engine:
         batch_size: int = 8,
         prefill_chunk: int = 512,
         adapt: bool = True,
+        min_acceptance: float | None = None,
         announce: Callable[[str, Mapping[str, int]], None] | None = None,
         **loading: Any,
     ) -> None:
@@ -133,6 +136,7 @@ class Engine:
         from outrider.runtime.load import load
 
         registry.options(drafter, drafter_options or {})  # refuse before anything is loaded
+        _check_floor(min_acceptance, verify)
         self._announce = announce
         self._loading = loading
         self._setup(
@@ -144,6 +148,7 @@ class Engine:
             batch_size=batch_size,
             prefill_chunk=prefill_chunk,
             adapt=adapt,
+            min_acceptance=min_acceptance,
         )
 
     @classmethod
@@ -159,8 +164,10 @@ class Engine:
         batch_size: int = 8,
         prefill_chunk: int = 512,
         adapt: bool = False,
+        min_acceptance: float | None = None,
     ) -> Engine:
         """An engine over models that are in memory already; `draft` serves as the draft model."""
+        _check_floor(min_acceptance, verify)
         engine = cls.__new__(cls)
         engine._loading = {}
         engine._draft = draft
@@ -173,6 +180,7 @@ class Engine:
             batch_size=batch_size,
             prefill_chunk=prefill_chunk,
             adapt=adapt,
+            min_acceptance=min_acceptance,
         )
         return engine
 
@@ -190,6 +198,7 @@ class Engine:
         batch_size: int,
         prefill_chunk: int,
         adapt: bool,
+        min_acceptance: float | None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -207,7 +216,8 @@ class Engine:
         self._scheduler = Scheduler(batch_size, prefill_chunk)
         self._costs = Costs(live=adapt)
         self._transitions = Transitions()
-        self._controller = Controller(self._costs, live=adapt, transitions=self._transitions)
+        self._controller = Controller(self._costs, self._transitions, live=adapt, least=min_acceptance or 0.0)
+        self._observing: dict[str, float] = {}  # by drafter, seconds of its last `observe` per text
         self._active: dict[int, _Active] = {}
         self._results: dict[int, Result] = {}
         self._failures: dict[int, ValueError] = {}
@@ -536,7 +546,7 @@ class Engine:
             feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
             if verdict is not None and tree is not None:
                 deltas.append(self._extend(active, tree, verdict, ended))
-        self._record(groups, trees, verdicts, feeds, phases["forward"])
+        self._record(groups, actives, trees, verdicts, feeds, phases["forward"])
         for delta in deltas:
             if delta.id in self._boxes:
                 self._boxes[delta.id].append(delta)
@@ -552,13 +562,23 @@ class Engine:
         """A tree per turn, its rows reserved; None where the feed does not reach the last token. And who drafted."""
         trees: list[Tree | None] = [Tree.root(t.sequence.tokens[-1]) if t.scored else None for t in turns]
         groups: dict[int, _Group] = {}
+        self._controller.begin({active.drafter.name for active in actives} - {"none"}, len(turns))
         for index, (turn, active) in enumerate(zip(turns, actives, strict=True)):
             # the first token comes before the first guess: no draft may make it wait
-            if turn.scored and turn.rows == 1 and turn.sequence.output_length:
+            if turn.scored and turn.rows == 1 and turn.sequence.output_length and active.drafter.name != "none":
                 active.request.budget = active.max_guesses
-                if active.max_guesses and turn.sequence.room() > 1 and not self._rests(active):
-                    groups.setdefault(id(active.drafter), _Group(active.drafter)).members.append(index)
+                if active.max_guesses and turn.sequence.room() > 1:
+                    group = groups.setdefault(id(active.drafter), _Group(active.drafter))
+                    # under rejection the text depends on the guesses: nothing that was measured may choose them
+                    if active.request.rejection:
+                        group.members.append(index)
+                        continue
+                    group.paced.append(active.sequence.id)
+                    if self._controller.wants(active.drafter.name, active.sequence.id):
+                        group.members.append(index)
         for group in groups.values():
+            if not group.members:
+                continue
             started = time.perf_counter()
             try:
                 proposals = group.drafter.propose([actives[i].request for i in group.members])
@@ -572,13 +592,7 @@ class Engine:
             group.seconds = time.perf_counter() - started
             for i, tree in zip(group.members, checked, strict=True):
                 trees[i] = tree
-        return self._choose(turns, actives, trees), [group for group in groups.values() if group.members]
-
-    def _rests(self, active: _Active) -> bool:
-        # under rejection the text depends on the guesses: nothing that the clock says may choose them
-        if active.request.rejection or isinstance(active.drafter, SelfPaced):
-            return False
-        return self._controller.rests(active.drafter.name)
+        return self._choose(turns, actives, trees), list(groups.values())
 
     def _choose(self, turns: Seq[Turn], actives: Seq[_Active], trees: Seq[Tree | None]) -> list[Tree | None]:
         """What is worth checking of the proposals, and fits into the pages."""
@@ -589,6 +603,7 @@ class Engine:
     def _record(
         self,
         groups: Seq[_Group],
+        actives: Seq[_Active],
         trees: Seq[Tree | None],
         verdicts: Seq[Verdict | ValueError | None],
         feeds: Seq[Feed],
@@ -598,23 +613,26 @@ class Engine:
         drafts = []
         for group in groups:
             judged = [
-                (tree, len(verdict.path))
-                for tree, verdict in ((trees[i], verdicts[i]) for i in group.members)
-                if tree is not None and isinstance(verdict, Verdict)
+                (actives[i].sequence.id, tree, len(verdict.path))
+                for i, tree, verdict in ((i, trees[i], verdicts[i]) for i in group.members)
+                if tree is not None and isinstance(verdict, Verdict) and not actives[i].request.rejection
             ]
             if judged:
-                drafts.append(Drafted(group.drafter.name, group.seconds, *zip(*judged, strict=True)))
+                spent = group.seconds + len(judged) * self._observing.get(group.drafter.name, 0.0)
+                drafts.append(Drafted(group.drafter.name, spent, *zip(*judged, strict=True)))
         rows = sum(len(feed.pending) + (feed.tree.guesses if feed.tree else 0) for feed in feeds)
         self._controller.record(rows, any(len(feed.pending) > 1 for feed in feeds), seconds, drafts)
+        self._controller.settle((group.drafter.name, group.paced) for group in groups if group.paced)
 
     def _give_up(self, actives: Seq[_Active], error: Exception) -> None:
         """A drafter has failed: its requests go on without, which changes no text. Told once per drafter."""
         name = actives[0].drafter.name
-        self._transitions.change(name, "plain", "drafter failed", self.steps, len(actives), Figures())
+        self._controller.failed(name, len(actives))
         told = f"drafter {name}: {type(error).__name__}: {error}"
         for active in actives:
             active.drafter_error = told
             drafter, active.drafter = active.drafter, self._drafters["none"]
+            self._controller.forget(name, active.sequence.id)
             with suppress(Exception):  # it is broken already
                 drafter.forget(active.sequence.id)
         if name not in self._blamed:
@@ -622,6 +640,7 @@ class Engine:
             warnings.warn(f"{told}; its requests go on without a drafter", RuntimeWarning, stacklevel=2)
 
     def _forget(self, active: _Active) -> None:
+        self._controller.forget(active.drafter.name, active.sequence.id)
         try:
             active.drafter.forget(active.sequence.id)
         except Exception as error:
@@ -744,10 +763,12 @@ class Engine:
                 )
             )
         for key, observations in groups.items():
+            drafter, began = members[key][0].drafter, time.perf_counter()
             try:
-                members[key][0].drafter.observe(observations)
+                drafter.observe(observations)
             except Exception as error:
                 self._give_up(members[key], error)
+            self._observing[drafter.name] = (time.perf_counter() - began) / len(observations)
 
     def _finish(self, active: _Active) -> None:
         sequence = active.sequence
@@ -866,6 +887,17 @@ def _judge(active: _Active, feed: Feed, scores: Scores, index: int) -> None:
         said = scores.describe(index, row - root, shaping.tokens[row + 1], k)
         assert said.logprob is not None
         active.judged.append(TokenLogprobs(said.token, said.logprob, said.top))
+
+
+def _check_floor(least: float | None, verify: Verify) -> None:
+    if least is None:
+        return
+    if isinstance(least, bool) or not isinstance(least, int | float) or not 0 < least <= 1:
+        raise ParameterError("min_acceptance", f"{least!r} is not a number in (0, 1]")
+    if verify == "rejection":
+        raise ParameterError(
+            "min_acceptance", "under rejection the text depends on the guesses, so nothing measured may stop them"
+        )
 
 
 def _logprobs(draws: Seq[Draw]) -> tuple[TokenLogprobs, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class NativeRunner:
 class NativeScores:
     """See `runtime.runner.Scores`. Logits and states are views of buffers that the next forward writes again."""
 
-    __slots__ = ("_batch", "_firsts", "_hidden", "_logits", "_wide")
+    __slots__ = ("_batch", "_firsts", "_hidden", "_logits", "_spans", "_wide")
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class NativeScores:
     ) -> None:
         self._batch, self._logits, self._hidden, self._wide = tuple(batch), logits, hidden, wide
         self._firsts = [0]  # row of each feed's root in `logits`
+        self._spans: list[int] = []  # row of each feed's first state in `hidden`, once somebody asks
         for feed in batch:
             self._firsts.append(self._firsts[-1] + (0 if feed.tree is None else feed.judged + len(feed.tree)))
 
@@ -158,11 +160,11 @@ class NativeScores:
 
     def hidden(self, feed: int) -> NDArray[np.float32]:
         """[n, W, D]"""
-        sizes = [len(f.pending) + (f.tree.guesses if f.tree else 0) for f in self._batch[: feed + 1]]
-        rows, first = sizes[feed], sum(sizes[:feed])
-        if self._hidden is None:
-            return np.empty((rows, 0, 0), np.float32)
-        return self._hidden[first : first + rows]
+        if not self._spans:
+            sizes = (len(f.pending) + (f.tree.guesses if f.tree else 0) for f in self._batch)
+            self._spans = list(accumulate(sizes, initial=0))
+        first, end = self._spans[feed], self._spans[feed + 1]
+        return np.empty((end - first, 0, 0), np.float32) if self._hidden is None else self._hidden[first:end]
 
 
 def _nodes(feed: Feed) -> tuple[Sequence[int], Sequence[int] | None, Sequence[int] | None]:
