@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -566,7 +565,8 @@ def test_ctrl_c_ends_it_quietly_with_130() -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        time.sleep(1)  # it is waiting for its standard input by then
+        assert process.stdin is not None
+        process.stdin.write("x" * 200_000)  # more than a pipe holds: when this is through, it is reading
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)
     assert (process.returncode, out, error) == (130, "", "")

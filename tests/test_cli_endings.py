@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import tiny
 from outrider.cli import main
 from outrider.cli.errors import CommandError
 from outrider.cli.report_file import ReportFile
+from serving import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,11 @@ def test_a_full_disk_behind_standard_output(arguments: list[str], unbuffered: st
     assert error.splitlines() == [b"outrider: standard output: No space left on device"]
 
 
+def opened(pid: int, name: str) -> bool:
+    """Whether the process holds a file of this name open or mapped."""
+    return name in Path(f"/proc/{pid}/maps").read_text()
+
+
 @pytest.mark.parametrize("command", ["generate", "bench", "chat"])
 def test_ctrl_c_while_it_works(command: str, folder: Path) -> None:
     """Silence, 130 (or death by the signal, which a shell calls 130), and no file."""
@@ -78,7 +83,7 @@ def test_ctrl_c_while_it_works(command: str, folder: Path) -> None:
         "chat": [],
     }[command]
     with start(command, *arguments, "--model", str(folder / "long"), stdin=subprocess.PIPE) as process:
-        time.sleep(2)  # it is at work by then, and for long after
+        wait_until(lambda: opened(process.pid, "model.safetensors"))  # and it is at work for long after
         process.send_signal(signal.SIGINT)
         error = process.stderr.read() if process.stderr else b""
         process.wait(60)
