@@ -2,7 +2,8 @@
 # Makes again what is shipped for SmolLM2-135M-Instruct: prompts, answers, EAGLE head, Medusa heads, draft, layers.
 # Use: recipes/smollm2-135m.sh OUT [MORE.jsonl ...]     prompts of your own, such as GSM8K's training problems, are taken along
 # Needs npm, and apt for texts that Debian packages; each step goes on where it was if the script is started again.
-# WITHOUT=bench.jsonl leaves out prompts that you measure with. SHARE=0.01 makes a hundredth of each text, to see it run.
+# WITHOUT=bench.jsonl leaves out prompts that you measure with. To see it run: SHARE=0.01 for a hundredth of the texts, and
+# EXTRA="--set train.minutes=0.2 --set data.held=0.3" for all trainings.
 set -euo pipefail
 recipes=$(cd "$(dirname "$0")" && pwd)
 out=${1:?give a folder to write to}
@@ -111,18 +112,22 @@ write news 200000 --set answers.longest_prompt=1000 --set answers.max_tokens=160
 prompts handbooks
 write translated 120000 --set answers.max_tokens=160 "${given[@]}"
 
-# two legs: the first on the tasks and what the target drew, the second on all
+# two legs: the first on the tasks and what the target drew, the second on all; then a minute for EAGLE with fewer tokens to guess
 learn() { # METHOD OUT FOLDERS, OPTIONS...
     local method=$1 leg=$2 folders=() folder
     for folder in $3; do folders+=(--answers "$folder"); done
     shift 3
-    $train "$method" --target "$target" --dtype int8 "${folders[@]}" --recipe "$recipes/smollm2-135m-$method.toml" --out "$leg" --resume \
-        ${MINUTES:+--set train.minutes="$MINUTES"} "$@"
+    # shellcheck disable=SC2086
+    $train "$method" --target "$target" --dtype int8 "${folders[@]}" --recipe "$recipes/smollm2-135m-$method.toml" --out "$leg" \
+        --resume "$@" ${EXTRA:-}
 }
 first="tasks passages self"
 all="$first asked natural news translated"
-learn eagle eagle-first "$first" --set train.minutes="${MINUTES:-31.5}" --set eagle.draft_vocabulary=8192 --set train.rows=2048
-learn medusa medusa-first "$first" --set train.minutes="${MINUTES:-14}" --set train.rows=2048
-learn draft draft-first "$first" --set train.minutes="${MINUTES:-23}" --set train.rows=2048
-for method in eagle medusa draft; do learn $method $method "$all" --start $method-first; done
-learn layer-skip layer-skip "$all"
+learn eagle eagle-first "$first" --set train.minutes=31.5 --set eagle.draft_vocabulary=8192 --set train.rows=2048
+learn medusa medusa-first "$first" --set train.minutes=14 --set train.rows=2048
+learn draft draft-first "$first" --set train.minutes=23 --set train.rows=2048
+learn eagle eagle-second "$all" --start eagle-first --set eagle.draft_vocabulary=16384
+learn eagle eagle "$all" --start eagle-second --set train.minutes=1 --set train.rate=5e-5 --set train.warmup=5
+learn medusa medusa "$all" --start medusa-first --set train.minutes=10
+learn draft draft "$all" --start draft-first --set train.minutes=6
+learn layer-skip layer-skip "$first"

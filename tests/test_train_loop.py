@@ -106,6 +106,8 @@ def test_a_training_begins_with_the_weights_of_another(method: str, tmp_path: Pa
             assert torch.equal(one[key], two[key]), key
     notes = json.loads((tmp_path / "second" / "config.json").read_text())["outrider"]
     assert notes["began_with"]["step"] > 8
+    card = " ".join((tmp_path / "second" / "README.md").read_text().split())
+    assert f"training, of {notes['began_with']['step']} steps" in card
 
     with pytest.raises(TrainError, match="no training"):
         train(session(tmp_path, "third", files, start=tmp_path / "answers"))

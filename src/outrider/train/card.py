@@ -25,6 +25,11 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
         f"**Training**: {report.steps:,} steps, {report.seconds / 60:,.0f} minutes; these are the weights of step "
         f"{report.best_step:,}.",
     ]
+    if (before := notes.get("began_with")) is not None:
+        points[-1] += (
+            f" It began with the weights of another training, of {before['step']:,} steps and {before['tokens']:,} "
+            f"tokens in {before['seconds'] / 60:,.0f} minutes."
+        )
     if (best := report.best) is not None:
         depths, tops = (", ".join(f"{value:.1%}" for value in shares) for shares in (best.by_depth, best.top))
         points.append(

@@ -142,6 +142,7 @@ class Session:
             "tokens_on_disk": self.tokens,
             "about": self.recipe.data().about,
             "licence": self.recipe.data().licence,
+            "began_with": self.before,
             "temperatures": ", ".join(f"{t:g}" for t in (0, *self.recipe.answers().temperatures)),
         }
         write_card(folder, f"{what} for {self.files.name}", CARDS[what], notes, report, self.command)
