@@ -139,7 +139,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, step: Sequence[Observation]) -> None:
-        """See what the target said, after the commit."""
+        """See what the target said, after the commit. Left out for a text that will not be asked for soon."""
         ...
 
     def forget(self, sequence: int) -> None:

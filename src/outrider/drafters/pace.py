@@ -27,7 +27,8 @@ class Pace:
     _BEHIND = 2.0  # plain steps lost, with which a text follows what is usual
     _NOTHING = 0.06  # tokens per step, however many one step brings, and as much again as it costs, up to that
     _SPENT = 0.015
-    _LONGEST = 1024  # steps between two trials
+    _HELD_UP = 3.0  # a trial counts as this much dearer than the last ones at most: the machine may have been busy
+    _LONGEST = 256  # steps between two trials
     _NEAR = 64
     _WON, _MOST_WON = 3.0, 12.0
     _LASTING = 200  # steps after which it was no mistake to take it up
@@ -78,7 +79,8 @@ class Pace:
         self.gain += self._FOLLOW * (gain - self.gain)
         self.cost += self._FOLLOW * (cost - self.cost)
         self.level += self._FOLLOW * (min(gain, 1.0) - self.level)
-        self._price += (self._RISE if cost > self._price else self._FOLLOW) * (cost - self._price)
+        dear = min(cost, self._HELD_UP * max(self._price, 0.3))
+        self._price += (self._RISE if dear > self._price else self._FOLLOW) * (dear - self._price)
         if self.on:
             self._seen += 1
             if self._seen == self._LASTING:

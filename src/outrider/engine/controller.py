@@ -141,6 +141,10 @@ class Controller:
         record = self._record(name)
         return record.floor.wanted() and (not self.live or record.paces.of(text).wanted())
 
+    def near(self, name: str, text: int) -> bool:
+        """Whether the drafter is asked for this text or soon will be: until then it need not look at the text."""
+        return not self.live or self._record(name).paces.of(text).near
+
     def forget(self, name: str, text: int) -> None:
         """The text is gone, or goes on without the drafter."""
         if name in self._records:

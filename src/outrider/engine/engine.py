@@ -670,8 +670,12 @@ class Engine:
             return tree.cut(0)
         return tree
 
+    def _near(self, active: _Active) -> bool:
+        """Whether the drafter is to see what comes of the text: not while it is far from being asked."""
+        return active.request.rejection or self._controller.near(active.drafter.name, active.sequence.id)
+
     def _wants(self, actives: Seq[_Active]) -> tuple[int, ...]:
-        return tuple(sorted({layer for active in actives for layer in active.drafter.wants}))
+        return tuple(sorted({layer for active in actives for layer in active.drafter.wants if self._near(active)}))
 
     def _verdict(
         self, active: _Active, feed: Feed, tree: Tree | None, scores: Scores, index: int
@@ -747,6 +751,9 @@ class Engine:
         for index, (active, feed, verdict) in enumerate(zip(actives, feeds, verdicts, strict=True)):
             drafter = active.drafter
             if isinstance(verdict, ValueError) or drafter.name == "none":  # plain decoding has nothing to learn
+                continue
+            # what the forward kept was settled before the controller heard of this step
+            if any(layer not in wants for layer in drafter.wants) or not self._near(active):
                 continue
             members.setdefault(id(drafter), []).append(active)
             groups.setdefault(id(drafter), []).append(
