@@ -154,6 +154,7 @@ def main() -> int:
         urls: dict[str, str] = {}
         for mode in modes:
             options = ["--threads", str(given.threads), "--batch-size", str(given.batch_size), *given.option]
+            options.append("--no-enable-prefix-caching")  # the prompts come again at each load, and shall cost the same
             if mode != "plain":
                 options += ["--drafter", given.drafter]
             arguments = [given.model, "--served-model-name", "load", *options, *MODES[mode]]

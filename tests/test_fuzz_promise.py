@@ -1,9 +1,9 @@
 """The promise under random settings: whatever is chosen, thrown in or torn out, each text is plain decoding's.
 
 A case is a random tiny model and a few random requests, run plainly (alone, the whole prompt in one chunk, one thread)
-and then with everything else at random: drafter, trees, pages, chunks, threads, batch, preemption, requests that come
-late or are cancelled, and forwards that fail half-way. OUTRIDER_FUZZ_CASES sets how many cases,
-OUTRIDER_FUZZ_FIRST the first; a failure names its case.
+and then with everything else at random: drafter, trees, pages, chunks, threads, batch, preemption, prefixes that are
+shared, requests that come late or are cancelled, and forwards that fail half-way. OUTRIDER_FUZZ_CASES sets how many
+cases, OUTRIDER_FUZZ_FIRST the first; a failure names its case.
 """
 
 from __future__ import annotations
@@ -153,6 +153,16 @@ def prompt_of(rng: np.random.Generator, vocabulary: int, longest: int, chunk: in
     return (phrase * length)[:length]
 
 
+def beginning_alike(rng: np.random.Generator, prompts: list[list[int]]) -> list[list[int]]:
+    """Half of the prompts, as long as they were, begin as the first one does, or as far as they go are the same."""
+    first = prompts[0]
+    out = []
+    for prompt in prompts:
+        common = min(len(first), int(rng.integers(len(prompt) + 1))) if rng.random() < 0.5 else 0
+        out.append([*first[:common], *prompt[common:]])
+    return out
+
+
 class Tearing:
     """A runner that fails now and then: before it has begun, or after its rows are written."""
 
@@ -209,10 +219,12 @@ def fuzz(case: int) -> tuple[list[Result], int]:
     count, batch = int(rng.integers(1, 9)), int(rng.integers(1, 9))
     letters = [b.decode("ascii", "ignore") for b in map(files.tokenizer.token_bytes, range(1, shape.vocabulary))]
     letters = [letter for letter in letters if letter.strip()] or ["x"]
-    prompts = [prompt_of(rng, shape.vocabulary, shape.context - 1, chunk) for _ in range(count)]
+    prompts = beginning_alike(rng, [prompt_of(rng, shape.vocabulary, shape.context - 1, chunk) for _ in range(count)])
     params = [params_of(rng, shape.vocabulary, letters) for _ in range(count)]
 
-    plain = Engine.from_loaded(opened(files, runner, shape.dtype, kv_dtype, 1, CACHE, 64), batch_size=1)
+    plain = Engine.from_loaded(
+        opened(files, runner, shape.dtype, kv_dtype, 1, CACHE, 64), batch_size=1, enable_prefix_caching=False
+    )
     want = [plain.generate([p], s)[0] for p, s in zip(prompts, params, strict=True)]
 
     page = int(rng.choice([1, 3, 4, 16, 64, 100]))
@@ -242,6 +254,7 @@ def fuzz(case: int) -> tuple[list[Result], int]:
             drafter_options=options,
             batch_size=batch,
             prefill_chunk=chunk,
+            enable_prefix_caching=bool(rng.random() < 0.8),
         )
     ids: list[int] = []
     cancelled: set[int] = set()
@@ -259,6 +272,8 @@ def fuzz(case: int) -> tuple[list[Result], int]:
             ids.append(engine.add(prompts[i], params[i], spec))
         with suppress(TornError):
             engine.step()
+        if rng.random() < 0.1:
+            target.runner.pages.check_integrity(active.sequence.rows for active in engine._active.values())
         if rng.random() < 0.02 and ids:
             victim = int(rng.integers(len(ids)))
             if ids[victim] in engine._active:
@@ -272,8 +287,9 @@ def fuzz(case: int) -> tuple[list[Result], int]:
             continue
         assert said(a) == said(b), f"case {case}, request {i}: {shape}, {name} {options}, {params[i]}"
         assert len(a.tokens) == len(a.origins) == a.usage.completion_tokens
-    for pages in [target.runner.pages, *([draft.runner.pages] if draft else [])]:
-        pages.check_integrity()
+    head = [engine._drafters["eagle"]._head.pages] if name == "eagle" else []  # type: ignore[attr-defined]
+    for pages in [target.runner.pages, *([draft.runner.pages] if draft else []), *head]:
+        pages.check_integrity([])
         assert pages.free == pages.count, f"case {case}: pages are lost"
     return got, torn.torn + engine.preemptions
 
@@ -293,4 +309,5 @@ def test_random_settings_cannot_be_seen(block: int) -> None:
         disturbed += torn
     assert sum(r.usage.accepted_prediction_tokens for r in results) > 0
     assert sum(r.usage.rejected_prediction_tokens for r in results) > 0
+    assert sum(r.usage.cached_tokens for r in results) > 0
     assert disturbed > 0

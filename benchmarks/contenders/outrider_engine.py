@@ -27,7 +27,9 @@ class Outrider:
         self.loaded = load(
             setup.model, runner="native", dtype=spec.kind, threads=setup.threads, cache_tokens=2 * setup.context
         )
-        self.engine = engine.from_loaded(self.loaded, drafter=drafter, batch_size=1, adapt=True)
+        self.engine = engine.from_loaded(
+            self.loaded, drafter=drafter, batch_size=1, adapt=True, enable_prefix_caching=False
+        )
         self.settings = {
             "dtype": spec.kind,
             "threads": setup.threads,

@@ -233,7 +233,8 @@ def _open(engine: EngineOptions, draft: GuessOptions, drafters: Sequence[str], b
     for name, values in options.items():
         registry.options(name, values)  # refuses wrong ones before anything is loaded
     plain = DraftOptions(**(asdict(draft) | {"drafter": "none", "drafter_option": None}))
-    opened = open_engine(engine, plain, batch_size=batch_size)
+    # each drafter gets each prompt, and all of them shall feed it
+    opened = open_engine(engine, plain, batch_size=batch_size, enable_prefix_caching=False)
     for name, values in options.items():
         opened.configure(name, values)
     return opened

@@ -70,7 +70,8 @@ def demo(
     from outrider import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, logprobs=0)
-    engine = Engine(model, drafter=drafter, draft_model=draft_model, batch_size=1)
+    # each prompt is answered twice, and both ways shall feed it
+    engine = Engine(model, drafter=drafter, draft_model=draft_model, batch_size=1, enable_prefix_caching=False)
     for _ in range(2):  # the figures below are of a warm engine, whichever way comes first
         engine.generate([_message(text) for text in _PROMPTS.values()], SamplingParams(max_tokens=32))
     print(f"{engine.files.name} ({engine.files.quantisation}), drafter {drafter}")

@@ -211,7 +211,9 @@ def check_draft_model(draft: DraftOptions) -> None:
         raise CommandError(f"--draft-model: the drafter {draft.drafter!r} has no use for it; add --drafter draft_model")
 
 
-def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int = 1) -> Engine:
+def open_engine(
+    options: EngineOptions, draft: DraftOptions, *, batch_size: int = 1, enable_prefix_caching: bool = True
+) -> Engine:
     """Load the model and the drafter. Raises ModelError, DrafterError or ParameterError."""
     drafter_options = parse_assignments("--drafter-option", draft.drafter_option or ())
     from outrider import Engine
@@ -232,6 +234,7 @@ def open_engine(options: EngineOptions, draft: DraftOptions, *, batch_size: int 
         adapt=draft.adapt,
         min_acceptance=draft.min_acceptance,
         prefill_chunk=options.prefill_chunk,
+        enable_prefix_caching=enable_prefix_caching,
         cache_tokens=options.cache_tokens,
         page_size=options.page_size,
         announce=_announce if options.verbose else None,

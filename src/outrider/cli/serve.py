@@ -58,6 +58,13 @@ class ServerOptions:
         Option(metavar="FILE", exists=True, dir_okay=False, help="A Jinja template in place of the model's own."),
     ] = None
     batch_size: Annotated[int, Option("--batch-size", "--max-num-seqs", metavar="N", help="Texts at once.")] = 8
+    enable_prefix_caching: Annotated[
+        bool,
+        Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Let texts that begin alike share cache rows, also with texts that have ended.",
+        ),
+    ] = True
     queue: Annotated[int, Option(metavar="N", help="Texts that may wait for a place; more get 429.")] = 256
     requests: Annotated[int, Option(metavar="N", help="HTTP requests at once; more get 503.")] = 1024
     requests_per_key: Annotated[int | None, Option(metavar="N", help="Running requests of one key; more get 429.")] = (
@@ -161,7 +168,9 @@ def serve(
     given = {**_plain(server), **_plain(engine), **_plain(draft)}
     with closing(listen(server.host, server.port)) as listener, _auditing(ledger, given) as auditing:
         configure(server.log_level, as_json=server.log_json)
-        opened = open_engine(engine, draft, batch_size=server.batch_size)
+        opened = open_engine(
+            engine, draft, batch_size=server.batch_size, enable_prefix_caching=server.enable_prefix_caching
+        )
         for name in drafters if server.request_drafters else ():
             opened.prepare(name)
         if server.chat_template is not None:

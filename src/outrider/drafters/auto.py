@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from outrider.core.tree import Tree
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, PricedOptions, Request
+from outrider.drafters.base import Context, Drafter, DrafterError, Follower, Observation, PricedOptions, Request
 from outrider.drafters.costs import paying
 from outrider.drafters.pace import Paces
 from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
@@ -101,7 +101,7 @@ class _Belief:
         self._right = self._KEPT * self._right + right
 
 
-class Auto:
+class Auto(Follower):
     name = "auto"
     summary = "per step the best of suffix matches and a learned head, merged into one tree where that pays"
     needs = "nothing; better with a head for the model"
@@ -177,6 +177,13 @@ class Auto:
         self._paces.forget(sequence)
         if self._head is not None:
             self._head.forget(sequence)
+
+    def follows(self, request: Request, length: int) -> int:
+        return self._head.follows(request, length) if isinstance(self._head, Follower) else 0
+
+    def skip(self, request: Request, length: int) -> None:
+        if isinstance(self._head, Follower):
+            self._head.skip(request, length)
 
     def memory(self) -> dict[str, int]:
         return {**self._suffix.memory(), **(self._head.memory() if self._head else {})}

@@ -23,6 +23,7 @@ __all__ = [
     "Context",
     "Drafter",
     "DrafterError",
+    "Follower",
     "Observation",
     "Options",
     "PricedOptions",
@@ -110,12 +111,14 @@ class Context:
     # what the drafter was loaded from besides the target, as the drafter tells it: name -> its SHA-256, when asked
     opened: dict[str, Callable[[], str]] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)  # of the target's forwards, by rows
+    prefix_caching: bool = False  # whether texts that begin alike share rows, in caches of the drafter's own too
 
 
 class Drafter(Protocol):
     """Guesses continuations. Knows nothing of devices, graphs or the server.
 
-    Made by `Class(options, context)`; raises DrafterError if it cannot serve this target.
+    One with `wants` sees the states of every row of a text, so its texts take no rows from the prefix cache, unless it
+    is a `Follower`. Made by `Class(options, context)`; raises DrafterError if it cannot serve this target.
     """
 
     name: ClassVar[str]  # the file's name
@@ -149,6 +152,20 @@ class Drafter(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose."""
         ...
+
+
+class Follower:
+    """A drafter with `wants` that need not see the states of rows which its own cache holds, or which it never reads.
+
+    As it stands here: only those of the rows that are fed last are needed.
+    """
+
+    def follows(self, request: Request, length: int) -> int:
+        """Of how many of the text's first `length` tokens it needs no states. Changes nothing."""
+        return length
+
+    def skip(self, request: Request, length: int) -> None:
+        """The text's first `length` rows came from the prefix cache, as `follows` allowed; the next ones are fed."""
 
 
 class Stateless:

@@ -65,9 +65,12 @@ class DraftModel:
                 )
             if options.width > 1:
                 raise DrafterError(f"draft_model: {differing}: it guesses chains only; leave out width")
-            self._foreign = Retokenised(context.tokenizer, loaded.tokenizer, loaded.runner)
+            self._foreign = Retokenised(
+                context.tokenizer, loaded.tokenizer, loaded.runner, shared=context.prefix_caching
+            )
         self._vocabulary = min(context.config.vocabulary, self.runner.config.vocabulary)
         self._plan = Plan(context.config.vocabulary, options.width, options.min_probability)
+        self._shared = context.prefix_caching
         self._rows: dict[int, Rows] = {}
 
     @classmethod
@@ -84,6 +87,7 @@ class DraftModel:
         grown = self.runner.grow([sprout for _, sprout in sprouts], self._plan)
         for (i, sprout), tree in zip(sprouts, grown, strict=True):
             sprout.rows.commit(len(sprout.pending))
+            sprout.rows.publish(sprout.shaping.tokens)
             trees[i] = tree
         return trees
 
@@ -108,7 +112,8 @@ class DraftModel:
             return None
         rows = self._rows.get(request.id)
         if rows is None:
-            rows = self._rows[request.id] = Rows(self.runner.pages)
+            rows = self._rows[request.id] = Rows(self.runner.pages, shared=self._shared)
+            rows.adopt(rows.known(tokens))
         rows.keep(len(tokens) - 1)  # a step that is run again feeds the last token again
         pending = tokens[rows.length :]
         if max(pending) >= self._vocabulary:  # padding ids that the draft has no row for

@@ -8,6 +8,9 @@ Row r of the head stands for the text's token r + 1 and the target's states at r
 the target's states, guessed ones with the head's own output; the latter are never committed:
 
     rows of a text:  [0, length) fed with the target's states | this step's pending ones | guesses | free
+
+Texts that begin alike share pages of the head's rows as they share the target's. So what comes from the prefix cache is
+guessed behind as if it had been fed, and a text takes no more of it than the head has rows for.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from outrider.core.cache import CacheFullError, Rows
 from outrider.core.tree import Tree
-from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
+from outrider.drafters.base import Context, DrafterError, Follower, Observation, Options, Request
 from outrider.drafters.head_folder import open_head, warn_of_another_target
 from outrider.models.heads import Eagle
 from outrider.runtime.growth import Plan, Sprout
@@ -66,7 +69,7 @@ class _Text:
             self.first = before
 
 
-class EagleDrafter:
+class EagleDrafter(Follower):
     name = "eagle"
     summary = "a trained layer over the target's own states grows a tree of guesses"
     needs = "a head: shipped for smollm2-135m, or --drafter-option head=FOLDER"
@@ -89,6 +92,8 @@ class EagleDrafter:
         self.wants: tuple[int, ...] = head.config.wants
         self._plan = Plan(context.config.vocabulary, options.width, options.min_confidence, options.min_reach)
         self._head = context.target.eagle(head, context.files, options.head_dtype)
+        self._shared = context.prefix_caching
+        self._floats = len(self.wants) * context.config.hidden  # F
         self._texts: dict[int, _Text] = {}
 
     @classmethod
@@ -115,12 +120,22 @@ class EagleDrafter:
                     late.append((text, sprout))
             elif waiting > self._IDLE:
                 text.rows.release()
+                text.rows = Rows(self._head.pages)  # not shared: they begin in the middle of the text
                 text.origin = text.known - self._AFRESH
                 text.drop(text.origin)
         if late:
             self._feed([sprout for _, sprout in late])
             for text, _ in late:
                 self._trim(text)
+
+    def follows(self, request: Request, length: int) -> int:
+        return len(self._known(request, length)) * self._head.pages.page_size
+
+    def skip(self, request: Request, length: int) -> None:
+        self.forget(request.id)
+        rows = Rows(self._head.pages, shared=True)
+        rows.adopt(self._known(request, length))
+        self._texts[request.id] = _Text(rows, 0, length, [np.empty((0, self._floats), np.float32)], length)
 
     def forget(self, sequence: int) -> None:
         text = self._texts.pop(sequence, None)
@@ -131,18 +146,25 @@ class EagleDrafter:
         held = sum(part.nbytes for text in self._texts.values() for part in text.parts)
         return {**{f"head {purpose}": size for purpose, size in self._head.memory().items()}, "states": held}
 
+    def _known(self, request: Request, length: int) -> list[int]:
+        """Pages with the head's rows for the text's first `length` tokens."""
+        rows = Rows(self._head.pages, shared=self._shared)
+        return rows.known(request.shaping.tokens)[: length // self._head.pages.page_size]
+
     def _see(self, seen: Observation) -> _Text:
         """Keep the states of the rows that were committed."""
-        rows = [*range(seen.pending), *[seen.pending - 1 + node for node in seen.path]]
-        states = seen.hidden(rows).reshape(len(rows), -1)
+        fed = [*range(seen.pending), *[seen.pending - 1 + node for node in seen.path]]
+        states = seen.hidden(fed).reshape(len(fed), -1)
         text = self._texts.get(seen.request.id)
         if text is not None and text.known != seen.start:  # the text was begun anew, or a part came from elsewhere
             self.forget(seen.request.id)
             text = None
         if text is None:
-            text = self._texts[seen.request.id] = _Text(Rows(self._head.pages), seen.start, seen.start, [], seen.start)
+            # rows of a text whose beginning was never seen say nothing about other texts
+            rows = Rows(self._head.pages, shared=self._shared and not seen.start)
+            text = self._texts[seen.request.id] = _Text(rows, seen.start, seen.start, [], seen.start)
         text.parts.append(states)
-        text.known += len(rows)
+        text.known += len(fed)
         return text
 
     def _sprout(self, request: Request) -> Sprout | None:
@@ -150,6 +172,8 @@ class EagleDrafter:
         text = self._texts.get(request.id)
         guesses = min(request.budget, self.options.max_draft_tokens)
         if text is None or guesses <= 0 or text.known != len(request.shaping.tokens) - 1:
+            return None
+        if text.known == text.first:  # all rows came from the cache: the state that wrote the root is not there
             return None
         return self._pending(request, text, guesses)
 
@@ -171,6 +195,7 @@ class EagleDrafter:
         trees = self._head.grow(sprouts, self._plan)
         for sprout in sprouts:
             sprout.rows.commit(len(sprout.pending))
+            sprout.rows.publish(sprout.shaping.tokens)
         return trees
 
     def _trim(self, text: _Text) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from outrider.core.sampling import DrawError
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
-from outrider.drafters.base import Context, DrafterError, Observation, Options, Request
+from outrider.drafters.base import Context, DrafterError, Follower, Observation, Options, Request
 from outrider.drafters.head_folder import open_head, warn_of_another_target
 from outrider.models.heads import Medusa
 from outrider.runtime.medusa import MedusaHeads, forecast
@@ -40,7 +40,7 @@ class MedusaOptions(Options):
     head_dtype: str = field(default="auto", metadata={"help": "fp32, bf16, int8, int4; auto = as the file has it"})
 
 
-class MedusaDrafter:
+class MedusaDrafter(Follower):
     name = "medusa"
     summary = "heads on the target's final state guess several tokens ahead at once"
     needs = "heads: shipped for smollm2-135m, or --drafter-option head=FOLDER"

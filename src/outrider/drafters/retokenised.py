@@ -38,9 +38,9 @@ class Retokenised:
 
     _TAIL = 6  # last tokens that may be cut anew when the text goes on
 
-    def __init__(self, target: Any, draft: Any, runner: Runner) -> None:
-        """`target` and `draft` are tokenizers."""
-        self._target, self._draft, self._runner = target, draft, runner
+    def __init__(self, target: Any, draft: Any, runner: Runner, *, shared: bool) -> None:
+        """`target` and `draft` are tokenizers. `shared`: texts that begin alike share rows."""
+        self._target, self._draft, self._runner, self._shared = target, draft, runner, shared
         self._plan = Plan(runner.config.vocabulary)
         self._texts: dict[int, _Text] = {}
 
@@ -52,6 +52,7 @@ class Retokenised:
             grown = self._runner.grow([sprout for _, sprout in sprouts], self._plan)
             for (i, sprout), tree in zip(sprouts, grown, strict=True):
                 sprout.rows.commit(len(sprout.pending))
+                sprout.rows.publish(sprout.shaping.tokens)
                 trees[i] = self._cut(batch[i], tree, guesses)
         return trees
 
@@ -65,11 +66,13 @@ class Retokenised:
         guesses = min(request.budget, guesses)
         text = self._texts.get(request.id)
         if text is None:
-            text = self._texts[request.id] = _Text(Rows(self._runner.pages))
+            text = self._texts[request.id] = _Text(Rows(self._runner.pages, shared=self._shared))
         if guesses <= 0 or not self._read(text, request.shaping.tokens):
             return None
         if len(text.tokens) + guesses > self._runner.config.context:
             return None
+        if not text.rows.length:
+            text.rows.adopt(text.rows.known(text.tokens))
         pending = text.tokens[text.rows.length :]
         try:
             text.rows.reserve(len(pending) + self._plan.rows(guesses, guesses))

@@ -33,7 +33,7 @@ from outrider.core.shaping import Draw, Shaping
 from outrider.core.tree import Tree
 from outrider.core.verify import LawError, Verdict
 from outrider.drafters import registry
-from outrider.drafters.base import Context, Drafter, DrafterError, Observation, Options, Request
+from outrider.drafters.base import Context, Drafter, DrafterError, Follower, Observation, Options, Request
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
@@ -83,6 +83,8 @@ class _Active:
     origins: list[Origin] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     accepted: int = 0  # drafted tokens kept in the text
+    cached: int | None = None  # tokens of the prompt that came from the prefix cache, once that was looked into
+    preempted: bool = False
     drafter_error: str | None = None  # why it goes on without its drafter
     judged: list[TokenLogprobs | None] | None = None  # of the prompt's tokens so far, if they are asked for
     first: float | None = None  # when the first token came
@@ -112,8 +114,11 @@ class Engine:
     `drafter_options` are its options. With `adapt`, drafts are cut to what pays by measured costs, and a text whose
     drafts cost more than they bring goes on plainly; without, only the drafter's own estimates and the usual costs
     count, so that the steps are the same in every run. `min_acceptance` is a floor on the rate of accepted guesses: a
-    drafter that stays under it goes on plainly, and is tried again. Raises ValueError subclasses (ModelError,
-    DrafterError, ParameterError) that name the culprit before anything runs. Not thread-safe: one thread steps it.
+    drafter that stays under it goes on plainly, and is tried again. With `enable_prefix_caching`, texts that begin
+    alike share cache rows, with those that have ended too: what was fed once is not fed again.
+
+    Raises ValueError subclasses (ModelError, DrafterError, ParameterError) that name the culprit before anything runs.
+    Not thread-safe: one thread steps it.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class Engine:
         prefill_chunk: int = 512,
         adapt: bool = True,
         min_acceptance: float | None = None,
+        enable_prefix_caching: bool = True,
         announce: Callable[[str, Mapping[str, int]], None] | None = None,
         **loading: Any,
     ) -> None:
@@ -149,6 +155,7 @@ class Engine:
             prefill_chunk=prefill_chunk,
             adapt=adapt,
             min_acceptance=min_acceptance,
+            enable_prefix_caching=enable_prefix_caching,
         )
 
     @classmethod
@@ -165,6 +172,7 @@ class Engine:
         prefill_chunk: int = 512,
         adapt: bool = False,
         min_acceptance: float | None = None,
+        enable_prefix_caching: bool = True,
     ) -> Engine:
         """An engine over models that are in memory already; `draft` serves as the draft model."""
         _check_floor(min_acceptance, verify)
@@ -181,6 +189,7 @@ class Engine:
             prefill_chunk=prefill_chunk,
             adapt=adapt,
             min_acceptance=min_acceptance,
+            enable_prefix_caching=enable_prefix_caching,
         )
         return engine
 
@@ -199,6 +208,7 @@ class Engine:
         prefill_chunk: int,
         adapt: bool,
         min_acceptance: float | None,
+        enable_prefix_caching: bool,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -213,7 +223,8 @@ class Engine:
         self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
         self._guesses: dict[str, int] = {}  # by drafter: its own max_draft_tokens
         self._origins: dict[str, tuple[Options, Mapping[str, Callable[[], str]]]] = {}  # by drafter
-        self._scheduler = Scheduler(batch_size, prefill_chunk)
+        self._scheduler = Scheduler(batch_size, prefill_chunk, self._known, self._reuse)
+        self._prefix_caching = enable_prefix_caching
         self._costs = Costs(live=adapt)
         self._transitions = Transitions()
         self._controller = Controller(self._costs, self._transitions, live=adapt, least=min_acceptance or 0.0)
@@ -226,6 +237,8 @@ class Engine:
         self._blamed: set[str] = set()  # drafters whose failure has been told
         self.steps = 0  # forwards since the start
         self.seconds = {"draft": 0.0, "forward": 0.0, "verify": 0.0}  # spent in them, by phase
+        self.prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
+        self.prefix_hits = 0  # and those whose rows were there
         self._drafter("none")
         self._drafter(drafter)
 
@@ -295,12 +308,13 @@ class Engine:
             shaping.grammar = self.grammars.start(params.grammar, tokens, len(tokens))
         skip = self.tokenizer.is_special if params.skip_special_tokens else _never
         text = Detokenizer(self.tokenizer.token_bytes, skip, params.stop, params.include_stop_str_in_output)
-        sequence = Sequence(self._next, shaping, Rows(self.runner.pages), text, limit)
+        rows = Rows(self.runner.pages, shared=self._prefix_caching)
+        sequence = Sequence(self._next, shaping, rows, text, limit)
         self._next += 1
         self._active[sequence.id] = _Active(
             sequence=sequence,
             text=text,
-            request=Request(sequence.id, shaping, 0, rule == "rejection", prediction, sequence.rows),
+            request=Request(sequence.id, shaping, 0, rule == "rejection", prediction, rows),
             drafter=drafter,
             max_guesses=guesses,
             judged=None if params.prompt_logprobs is None else [None],
@@ -481,6 +495,7 @@ class Engine:
             draft_model=self._draft_model,
             batch_size=self._scheduler.batch_size,
             costs=self._costs,
+            prefix_caching=self._prefix_caching,
         )
 
     def _forecast_draft(self, name: str) -> dict[str, int]:
@@ -514,7 +529,9 @@ class Engine:
         """
         turns, preempted = self._scheduler.pick()
         for sequence in preempted:
-            self._forget(self._active[sequence.id])
+            active = self._active[sequence.id]
+            active.preempted = True
+            self._forget(active)
         if not turns:
             return []
         actives = [self._active[turn.sequence.id] for turn in turns]
@@ -546,6 +563,7 @@ class Engine:
             feed.rows.commit(len(feed.pending), verdict.path if verdict else ())
             if verdict is not None and tree is not None:
                 deltas.append(self._extend(active, tree, verdict, ended))
+            feed.rows.publish(active.sequence.tokens)
         self._record(groups, actives, trees, verdicts, feeds, phases["forward"])
         for delta in deltas:
             if delta.id in self._boxes:
@@ -557,6 +575,47 @@ class Engine:
                 if active.sequence.finish_reason is not None and active.sequence.id in self._active:
                     self._finish(active)
         return deltas
+
+    def _known(self, sequence: Sequence) -> list[int]:
+        """Pages of the prefix cache that hold more of the text than it has itself; none if there are none."""
+        rows, active = sequence.rows, self._active[sequence.id]
+        pages, size = rows.known(sequence.tokens), rows.pool.page_size
+        if active.judged is not None and active.judges:  # rows that judge the tokens behind them have to be fed
+            pages = pages[: (len(active.judged) - 1) // size]
+        if len(pages) * size > rows.length and active.drafter.wants:
+            pages = pages[: self._followed(active, len(pages) * size) // size]
+        return pages if len(pages) * size > rows.length else []
+
+    def _followed(self, active: _Active, length: int) -> int:
+        """Of how many of the text's first `length` tokens the drafter needs no hidden states."""
+        drafter = active.drafter
+        if not isinstance(drafter, Follower):
+            return 0
+        try:
+            return drafter.follows(active.request, length)
+        except Exception as error:
+            self._give_up([active], error)
+            return length
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Take over what the prefix cache has of the text, beyond the rows that it has itself."""
+        active, rows = self._active[sequence.id], sequence.rows
+        if active.cached is None and self._prefix_caching:
+            active.cached = 0
+            self.prefix_queries += len(sequence.tokens)
+        pages = self._known(sequence)
+        if not pages:
+            return
+        before = rows.length
+        rows.adopt(pages)
+        if not active.preempted:
+            active.cached = (active.cached or 0) + rows.length - before
+            self.prefix_hits += rows.length - before
+        if isinstance(active.drafter, Follower):
+            try:
+                active.drafter.skip(active.request, rows.length)
+            except Exception as error:
+                self._give_up([active], error)
 
     def _propose(self, turns: Seq[Turn], actives: Seq[_Active]) -> tuple[list[Tree | None], list[_Group]]:
         """A tree per turn, its rows reserved; None where the feed does not reach the last token. And who drafted."""
@@ -796,7 +855,7 @@ class Engine:
             finish_reason=cast("FinishReason", sequence.finish_reason),
             stop_reason=sequence.stop_reason,
             logprobs=None if sequence.shaping.params.logprobs is None else list(_logprobs(sequence.draws)),
-            usage=Usage(start, sequence.output_length, active.accepted, drafted - active.accepted),
+            usage=Usage(start, sequence.output_length, active.accepted, drafted - active.accepted, active.cached or 0),
             steps=active.steps,
             seed=sequence.shaping.seed,
             ttft=(active.first or now) - active.admitted,

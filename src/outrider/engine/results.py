@@ -40,6 +40,7 @@ class Usage:
     completion_tokens: int
     accepted_prediction_tokens: int = 0  # drafted tokens that are part of the completion
     rejected_prediction_tokens: int = 0  # drafted tokens that are not
+    cached_tokens: int = 0  # of the prompt, whose rows came from the prefix cache
 
     @property
     def total_tokens(self) -> int:

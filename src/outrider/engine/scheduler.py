@@ -2,13 +2,18 @@
 
 Every step feeds each running sequence its pending tokens: one while it decodes, a chunk while it is prefilled. The
 rows of all prefill chunks of a step together stay within `prefill_chunk`, so that decoding never starves behind a long
-prompt. When pages run out, drafts are given up first; then the youngest sequence is preempted: it gives its pages
-back and is fed again from its first token later. Neither can be seen in the text.
+prompt. A text that begins as others did takes their cache rows over, whenever there are more of them than it has
+itself: at its first chunk, at a later one where another is ahead of it, or after a preemption.
+
+When pages run out, drafts are given up first; then the youngest sequence is preempted: it gives its pages back and is
+fed again later, from its first token that is no longer cached. Neither can be seen in the text. Nobody overtakes: a
+sequence that has to wait for pages is the next to get them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.core.cache import CacheFullError
@@ -27,10 +32,20 @@ class Turn:
 
 
 class Scheduler:
-    """First come, first served; at most `batch_size` sequences at once."""
+    """First come, first served; at most `batch_size` sequences at once.
 
-    def __init__(self, batch_size: int, prefill_chunk: int) -> None:
+    `known` names the pages of others that a sequence may take over now, and `reuse` lets it do so.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        prefill_chunk: int,
+        known: Callable[[Sequence], list[int]],
+        reuse: Callable[[Sequence], None],
+    ) -> None:
         self.batch_size, self.prefill_chunk = batch_size, prefill_chunk
+        self._known, self._reuse = known, reuse
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.preemptions = 0
@@ -61,6 +76,9 @@ class Scheduler:
             if sequence not in self.running:  # preempted for an older one
                 continue
             left = len(sequence.tokens) - sequence.rows.length
+            if left > 1:
+                self._reuse(sequence)
+                left = len(sequence.tokens) - sequence.rows.length
             rows = left if left == 1 else min(left, budget)
             if not rows or not self._reserve(sequence, rows, preempted):
                 continue
@@ -70,9 +88,15 @@ class Scheduler:
         return turns, preempted
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether the free pages hold the whole text so far: no prefill begins that cannot end. Alone, any may try."""
+        """Whether the free pages hold the whole text so far: no prefill begins that cannot end. Alone, any may try.
+
+        Pages that others hold and the text shares cost nothing; those that are only cached are among the free ones.
+        """
+        if not self.running:
+            return True
         pool = sequence.rows.pool
-        return not self.running or -(-(len(sequence.tokens) + 1) // pool.page_size) <= pool.free
+        shared = sum(pool.held(page) for page in self._known(sequence))
+        return -(-(len(sequence.tokens) + 1) // pool.page_size) - shared <= pool.free
 
     def _reserve(self, sequence: Sequence, rows: int, preempted: list[Sequence]) -> bool:
         while True:

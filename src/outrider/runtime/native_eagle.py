@@ -29,7 +29,7 @@ class NativeEagle:
     def __init__(self, head: Eagle, files: ModelFiles, target: NativeRunner, dtype: str) -> None:
         config, decoder = head.config, head.config.decoder
         frequencies, factor = inverse_frequencies(decoder)
-        self.pages = Pages(target.pages.count, target.pages.page_size, self)
+        self.pages = Pages(target.pages.count, target.pages.page_size, self, ahead=1)
         self._decoder = _native.Decoder(
             shape=asdict(decoder) | {"outputs": config.draft_vocabulary},
             fusion=_fusion(config),

@@ -40,7 +40,7 @@ class ReferenceEagle:
         self._target_head: Array | None = None
         if head.config.version == 1:
             self._target_head = target.tensors["head" if "head" in target.tensors else "embed"].float32()
-        self.pages = Pages(pages.count, pages.page_size, self)
+        self.pages = Pages(pages.count, pages.page_size, self, ahead=1)
         rows = pages.count * pages.page_size
         form = EagleForm(
             head.config.version,

@@ -109,7 +109,7 @@ class Runner(Protocol):
         ...
 
     def eagle(self, head: Eagle, files: ModelFiles, dtype: str = "auto") -> Grower:
-        """A head that drafts for this runner's model, made of `files`, with a cache of as many rows."""
+        """A head that drafts for this runner's model, made of `files`, with a cache of as many pages, as large."""
         ...
 
     def eagle_bytes(self, head: Eagle, dtype: str = "auto") -> dict[str, int]:

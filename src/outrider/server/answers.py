@@ -34,8 +34,11 @@ def finish_reason(result: Result) -> str:
     return "abort" if result.finish_reason == "cancelled" else result.finish_reason
 
 
-def usage(results: Sequence[Result], prompt_tokens: int, *, predicted: bool) -> dict[str, Any]:
-    """OpenAI's usage. Tokens of a prediction are counted if there was one."""
+def usage(results: Sequence[Result], prompt_tokens: int, choices: int, *, predicted: bool) -> dict[str, Any]:
+    """OpenAI's usage of prompts with so many choices each, the texts of one prompt behind one another.
+
+    A prompt counts once, and what its first text took from the cache. Tokens of a prediction count if there was one.
+    """
     written = sum(result.usage.completion_tokens for result in results)
     accepted = sum(result.usage.accepted_prediction_tokens for result in results) if predicted else 0
     rejected = sum(result.usage.rejected_prediction_tokens for result in results) if predicted else 0
@@ -43,6 +46,7 @@ def usage(results: Sequence[Result], prompt_tokens: int, *, predicted: bool) -> 
         "prompt_tokens": prompt_tokens,
         "completion_tokens": written,
         "total_tokens": prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": sum(result.usage.cached_tokens for result in results[::choices])},
         "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected},
     }
 

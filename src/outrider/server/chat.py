@@ -252,7 +252,7 @@ class _Form:
         return self._frame | {
             "object": kind,
             "choices": choices,
-            "usage": usage(results, prompt_tokens, predicted=self._body.prediction is not None),
+            "usage": usage(results, prompt_tokens, len(self._plan.works), predicted=self._body.prediction is not None),
             "metrics": {"speculative_decoding": speculative_decoding(results)},
         }
 

@@ -124,7 +124,9 @@ class _Form:
     def whole(self, choices: list[dict[str, Any]], results: list[Result]) -> dict[str, Any]:
         return self._frame | {
             "choices": choices,
-            "usage": usage(results, self._prompt_tokens, predicted=self._body.prediction is not None),
+            "usage": usage(
+                results, self._prompt_tokens, self._body.n or 1, predicted=self._body.prediction is not None
+            ),
             "metrics": {"speculative_decoding": speculative_decoding(results)},
         }
 

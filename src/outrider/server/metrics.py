@@ -69,6 +69,7 @@ class Metrics:
             return made.labels(model)
 
         self._prompt = counter("vllm:prompt_tokens", "Tokens of the prompts.")
+        self._cached = counter("vllm:prompt_tokens_cached", "Tokens of the prompts that came from the prefix cache.")
         self._generated = counter("vllm:generation_tokens", "Tokens written.")
         self._success = Counter(
             "vllm:request_success",
@@ -129,6 +130,7 @@ class Metrics:
             self._model, "abort" if result.finish_reason == "cancelled" else result.finish_reason
         ).inc()
         self._prompt.inc(usage.prompt_tokens)
+        self._cached.inc(usage.cached_tokens)
         if result.drafter_error is not None:
             self._given_up.inc()
         self._prompt_lengths.observe(usage.prompt_tokens)
@@ -172,19 +174,27 @@ class _State(Collector):
             family.add_metric([model], value)
             return family
 
+        def counter(name: str, help: str, value: float) -> Metric:
+            family = CounterMetricFamily(name, help, labels=["model_name"])
+            family.add_metric([model], value)
+            return family
+
         yield gauge("vllm:num_requests_running", "Texts in the batch.", len(engine.running))
         yield gauge("vllm:num_requests_waiting", "Texts that wait for a place in it.", engine.waiting)
         yield gauge(
             "vllm:kv_cache_usage_perc", "Share of the cache's pages in use; 1 is all.", 1 - pages.free / pages.count
         )
-        preemptions = CounterMetricFamily(
-            "vllm:num_preemptions", "Texts put back for want of pages.", labels=["model_name"]
+        states = GaugeMetricFamily("outrider_cache_pages", "Pages of the cache.", labels=["model_name", "state"])
+        free, cached = pages.free, pages.cached
+        for state, count in (("used", pages.count - free), ("cached", cached), ("free", free - cached)):
+            states.add_metric([model, state], count)
+        yield states
+        yield counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", engine.prefix_queries
         )
-        preemptions.add_metric([model], engine.preemptions)
-        yield preemptions
-        steps = CounterMetricFamily("outrider_steps", "Forwards of the target.", labels=["model_name"])
-        steps.add_metric([model], engine.steps)
-        yield steps
+        yield counter("vllm:prefix_cache_hits", "Prompt tokens found there.", engine.prefix_hits)
+        yield counter("vllm:num_preemptions", "Texts put back for want of pages.", engine.preemptions)
+        yield counter("outrider_steps", "Forwards of the target.", engine.steps)
         labels = ["model_name", "drafter"]
         mode = GaugeMetricFamily("outrider_mode", "1 while the drafter drafts, 0 while it does not pay.", labels=labels)
         for drafter, current in engine.modes.items():

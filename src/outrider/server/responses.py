@@ -152,7 +152,7 @@ class _Form:
             "output": [self._item(text, "completed" if reason == "stop" else "incomplete")],
             "usage": {
                 "input_tokens": self._prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": result.usage.cached_tokens},
                 "output_tokens": written,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._prompt_tokens + written,

@@ -246,6 +246,7 @@ def _record(job: Job) -> dict[str, object]:
     return {
         "texts": len(job.works),
         "prompt_tokens": sum(len(work.tokens) for work in job.works),
+        "cached_tokens": sum(result.usage.cached_tokens for result in done),
         "completion_tokens": sum(result.usage.completion_tokens for result in done),
         "drafted": sum(step.drafted for result in done for step in result.steps),
         "accepted": sum(step.accepted for result in done for step in result.steps),
