@@ -19,7 +19,7 @@ Source = tuple[str, NDArray[np.uint8], int]
 Floats = NDArray[np.float32]
 
 FORMATS = ("fp32", "bf16", "int8", "int4")
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 K_BLOCK_BYTES = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 
 

@@ -18,6 +18,7 @@ struct KindRow {
 constexpr KindRow kKinds[] = {
     {Kind::F32, "F32", 1, 4},       {Kind::F16, "F16", 1, 2},       {Kind::BF16, "BF16", 1, 2},
     {Kind::Q8_0, "Q8_0", 32, 34},   {Kind::Q4_0, "Q4_0", 32, 18},   {Kind::Q4_1, "Q4_1", 32, 20},
+    {Kind::Q5_0, "Q5_0", 32, 22},   {Kind::Q5_1, "Q5_1", 32, 24},
     {Kind::Q4_K, "Q4_K", 256, 144}, {Kind::Q5_K, "Q5_K", 256, 176}, {Kind::Q6_K, "Q6_K", 256, 210},
 };
 
@@ -41,6 +42,12 @@ void nibbles_32(const std::uint8_t* p, std::uint8_t* q) {
     q[i] = p[i] & 15;
     q[i + 16] = p[i] >> 4;
   }
+}
+
+// 32 of them, each with a fifth bit: in four bytes before the sixteen that nibbles_32 reads.
+void fives_32(const std::uint8_t* p, std::uint8_t* q) {
+  nibbles_32(p + 4, q);
+  for (int i = 0; i < 32; ++i) q[i] |= static_cast<std::uint8_t>((p[i / 8] >> i % 8 & 1) << 4);
 }
 
 void nibbles_k(const std::uint8_t* p, std::uint8_t* q) {  // 256 of them: 64 by 64, low nibbles first
@@ -139,6 +146,20 @@ void dequantise(Kind kind, const std::uint8_t* row, std::int64_t columns, float*
       for (std::int64_t b = 0; b < blocks; ++b, row += step, out += 32) {
         const float d = from_half(load_half(row)), m = from_half(load_half(row + 2));
         nibbles_32(row + 4, q);
+        for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(q[i]) + m;
+      }
+      return;
+    case Kind::Q5_0:
+      for (std::int64_t b = 0; b < blocks; ++b, row += step, out += 32) {
+        const float d = from_half(load_half(row));
+        fives_32(row + 2, q);
+        for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(q[i] - 16);
+      }
+      return;
+    case Kind::Q5_1:
+      for (std::int64_t b = 0; b < blocks; ++b, row += step, out += 32) {
+        const float d = from_half(load_half(row)), m = from_half(load_half(row + 2));
+        fives_32(row + 4, q);
         for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(q[i]) + m;
       }
       return;

@@ -28,7 +28,7 @@ namespace outrider {
 enum class Format : std::uint8_t { fp32, bf16, int8, int4 };
 
 // How a tensor lies in its file: GGUF's names. Blocks: 32 columns for Q8_0, Q4_0, Q4_1; 256 for Q4_K, Q5_K, Q6_K.
-enum class Kind : std::uint8_t { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K };
+enum class Kind : std::uint8_t { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
 
 // "int8" -> Format::int8, "Q4_K" -> Kind::Q4_K. Throw std::invalid_argument that lists what there is.
 Format format_of(std::string_view name);
