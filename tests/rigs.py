@@ -81,6 +81,7 @@ def said(result: Result) -> tuple[Any, ...]:
         result.finish_reason,
         result.stop_reason,
         result.logprobs,
+        result.prompt_logprobs,
         result.usage.prompt_tokens,
         result.usage.completion_tokens,
         result.seed,

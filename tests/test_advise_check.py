@@ -214,6 +214,10 @@ def test_a_head_for_other_shapes_is_refused(models: Path, tmp_path: Path) -> Non
 
 def test_a_report_of_another_version_is_told(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
+    for damaged in ("[" * 100_000, f'{{"version": {"9" * 5000}}}'):
+        file.write_text(damaged)
+        with pytest.raises(ReportError, match="a damaged one"):
+            CheckReport.read(file)
     file.write_text('{"version": 0}')
     with pytest.raises(ReportError, match="version 1"):
         CheckReport.read(file)

@@ -135,6 +135,25 @@ def test_vllm_commands_are_read_by_our_own_server() -> None:
         assert merged(DraftOptions(), words[words.index("--speculative-config") + 1]).drafter == method
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[" * 100_000, "it is not JSON"),
+        ('{"method": "eagle", "model": null}', "model None is not a name or path"),
+        ('{"method": "medusa", "model": 5}', "model 5 is not a name or path"),
+        ('{"method": "ngram", "prompt_lookup_min": true}', "prompt_lookup_min True is not a whole number"),
+        ('{"method": "ngram", "prompt_lookup_max": "5"}', "prompt_lookup_max '5' is not a whole number"),
+    ],
+)
+def test_a_configuration_of_another_kind_is_refused(text: str, named: str) -> None:
+    from outrider.cli.errors import CommandError
+    from outrider.cli.options import DraftOptions
+    from outrider.cli.speculative_config import merged
+
+    with pytest.raises(CommandError, match=f"^--speculative-config: {named}"):
+        merged(DraftOptions(), text)
+
+
 def test_all_data_has_its_source() -> None:
     folder = Path(outrider.advise.__file__).parent
     for file in ("hardware.json", "acceptance.json", "published.json"):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -581,6 +582,14 @@ def test_export_runs_no_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     assert (line["id"], line["key"], line["drafters"]) == ("'=1+1", "alice", "auto none")
 
 
+# no field is a list, a number or a text just because this program writes one, and no text need be Unicode
+FIELDS = ("keys", "in_force", "drafters", "served_as", "request_drafters", "weights", "model", "id")
+ODD_BODIES: list[dict[str, Any]] = [
+    dict.fromkeys(FIELDS, value)
+    for value in (None, 5, "\ud800", [None, {"kind": "start"}, {"kind": "drafter", "body": {"weights": 1}}], {"a": 1})
+]
+
+
 def test_the_report_of_a_broken_ledger_says_so_and_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever somebody wrote into rows of any kind, the page is made, escapes it, and names the rows."""
     path, out = tmp_path / "ledger.db", tmp_path / "report.html"
@@ -588,8 +597,13 @@ def test_the_report_of_a_broken_ledger_says_so_and_stands(tmp_path: Path, capsys
     with closing(Ledger(path)) as ledger:
         ledger.append([Event(kind, 1.0, {}) for kind in kinds])
         ledger.append([Event("request", 1.0, {"key": "<script>alert(1)</script>", "drafted": "many", "drafters": [1]})])
+        ledger.append([Event(kind, 1.0, body) for kind in kinds for body in ODD_BODIES])
     with tampering(path) as connection:
         connection.execute("UPDATE ledger SET body = 'no JSON' WHERE number = 4")
+        connection.execute("UPDATE ledger SET body = ? WHERE number = 5", ("[" * 200_000,))
+    for command in (["show", "--limit", "999"], ["export", "--format", "csv"], ["export", "--format", "jsonl"]):
+        assert main(["audit", *command, str(path)]) == 0
+    assert main(["audit", "export", "--format", "csv", "--out", str(out), str(path)]) == 0
     assert main(["audit", "report", str(path), "--out", str(out)]) == 1
     page = out.read_text()
     assert "The chain is broken" in page
@@ -598,6 +612,28 @@ def test_the_report_of_a_broken_ledger_says_so_and_stands(tmp_path: Path, capsys
     assert "&lt;script&gt;" in page
     assert main(["audit", "show", str(path)]) == 0
     assert "NOT INTACT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "--limit", "99999999999999999999"],
+        ["show", "--limit", "0"],
+        ["show", "--key", "\udcff"],
+        ["export", "--format", "csv", "--key", "\udcff"],
+        ["verify", "--head", f"99999999999999999999:{'0' * 64}"],
+        ["verify", "--head", f"{'9' * 5000}:{'0' * 64}"],
+        ["verify", "--head", f"\u0663:{'0' * 64}"],
+    ],
+)
+def test_what_no_ledger_can_hold_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """In one line: numbers beyond SQLite's, names that are not UTF-8."""
+    path = tmp_path / "ledger.db"
+    Ledger(path).close()
+    assert main(["audit", *arguments, str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"outrider: {arguments[-2]}: ")
 
 
 def test_spans_and_moments() -> None:

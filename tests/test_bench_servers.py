@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from outrider.bench.client import Asking, Client, Failure, Server, UrlError
+from outrider.bench.client import Answer, Asking, Client, Failure, Server, UrlError
 from outrider.bench.counters import Counters
 from outrider.bench.loads import Load, arrivals, blocks
 from outrider.bench.prompts import Prompt
@@ -247,7 +247,19 @@ def test_counters_of_one_server_under_two_names_are_nobodys() -> None:
     assert [entry["acceptance"] for entry in summarise_servers(taken, CHAT, baseline="plain")] == [None, None]
 
 
-@pytest.mark.parametrize("text", ["", "<html>no metrics here", "up 1\n", "vllm:spec_decode_num_drafts_total x\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html>no metrics here",
+        "up 1\n",
+        "vllm:spec_decode_num_drafts_total x\n",
+        "vllm:spec_decode_num_drafts_total NaN\n",
+        "vllm:spec_decode_num_drafts_total +Inf\n",
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="999999999999"} 3.0\n',  # a list so long
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 3.0\n',
+    ],
+)
 def test_a_page_without_the_counters_is_none(text: str) -> None:
     assert Counters.read(text) is None
 
@@ -329,3 +341,66 @@ def test_a_server_that_does_not_answer_is_refused_by_name() -> None:
                 await client.find_model()
 
     asyncio.run(find())
+
+
+WHOLE = 'data: {"choices": [{"text": "ab", "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
+
+
+def answered(content: bytes, status: int = 200) -> Answer | Failure:
+    """What the client makes of an answer's bytes."""
+
+    async def ask() -> Answer | Failure:
+        transport = httpx2.MockTransport(lambda request: httpx2.Response(status, content=content))
+        async with Client(Server.at("a", "http://a"), timeout=20, clock=Clock(), transport=transport) as client:
+            return await client.ask(Asking(max_tokens=2), "x", 0.0)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_an_event_ends_where_the_standard_says_and_nowhere_else(end: str) -> None:
+    """CR, LF or both; the characters that Python ends lines at too are text, which JSON need not escape."""
+    text = "a\u2028b\u2029c\x85d"
+    lines = (f": hello{end}event: x{end}{WHOLE.replace('ab', text)}{end}{end}data: [DONE]{end}").encode()
+    for begin in (b"", b"\xef\xbb\xbf"):
+        found = answered(begin + lines)
+        assert isinstance(found, Answer)
+        assert (found.text, found.tokens, found.counted) == (text, 2, True)
+
+
+def test_halves_of_a_character_in_two_chunks_are_one_and_a_lone_half_is_replaced() -> None:
+    """The text is written into reports: it has to be Unicode."""
+    half = 'data: {"choices": [{"text": "\\ud83d"}]}\n\n'
+    found = answered((half + WHOLE.replace("ab", "\\ude00 \\ud83d") + "\n\n").encode())
+    assert isinstance(found, Answer)
+    assert found.text == "\U0001f600 \ufffd"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": -5}}',
+        '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": 1e999}}',
+        '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": NaN}}',
+        '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": "many"}}',
+        '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": %s}}' % ("9" * 400),
+        '{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"prompt_tokens": [1]}}',
+        '{"choices": [{"finish_reason": "stop"}], "metrics": {"speculative_decoding": {"num_draft_tokens": "x"}}}',
+        '{"choices": [{"finish_reason": "stop"}], "metrics": {"speculative_decoding": {"acceptance_histogram": 5}}}',
+        '{"choices": [{"finish_reason": "stop"}], "timings": {"draft_n": null, "draft_n_accepted": -1}}',
+        '{"choices": 5}',
+        '{"choices": [null]}',
+        "[" * 200_000,
+        '"\\ud800',
+    ],
+)  # fmt: skip
+def test_an_answer_of_any_shape_is_a_failure_and_ends_nothing(event: str) -> None:
+    found = answered(f"data: {event}\n\n".encode())
+    assert isinstance(found, Failure)
+    assert found.reason.startswith("an answer that is not OpenAI's")
+    found.reason.encode()
+
+
+def test_an_error_of_any_shape_is_told_by_its_beginning() -> None:
+    found = answered(b"[" * 200_000, status=500)
+    assert found == Failure(f"HTTP 500: {'[' * 160}")

@@ -78,6 +78,7 @@ def test_every_command_has_help_with_examples() -> None:
 
 # -- what is refused ------------------------------------------------------------------------------------------------
 
+DEEP = "[" * 100_000  # JSON that no stack holds
 REFUSED = {
     "unknown command": (["genrate", "x"], "did you mean 'generate'"),
     "unknown option": (["generate", "x", "--tempo", "1"], "--tempo"),
@@ -152,6 +153,14 @@ REFUSED = {
     "bench rate": (["bench", "--suite", "copy", "--url", "http://x", "--rate", "fast"], "--rate: 'fast'"),
     "bench objective": (["bench", "--suite", "copy", "--url", "http://x", "--slo", "ttft=2"], "--slo: 'ttft=2'"),
     "bench body": (["bench", "--suite", "copy", "--url", "http://x", "--extra-body", "{"], "--extra-body"),
+    "bench body that is deep": (
+        ["bench", "--suite", "copy", "--url", "http://x", "--extra-body", DEEP],
+        "--extra-body",
+    ),
+    "advise memory": (["advise", "8B", "--hardware", "h100", "--memory", "nan"], "--memory: nan is no number of GB"),
+    "advise more memory": (["advise", "8B", "--hardware", "h100", "--memory", "inf"], "--memory: inf"),
+    "advise less memory": (["advise", "8B", "--hardware", "h100", "--memory=-1"], "--memory: -1"),
+    "advise size": (["advise", f"{'9' * 400}B", "--hardware", "h100"], "its size such as 8B"),
     "bench body that streams": (
         ["bench", "--suite", "copy", "--url", "http://x", "--extra-body", '{"stream": false}'],
         "'stream' is set by the benchmark",

@@ -87,6 +87,14 @@ def test_refused_by_name(options: dict[str, str], culprit: str) -> None:
         engine(drafter="replay", drafter_options=options)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"prompt_tokens": [], "tokens": []}\n' + "[" * 100_000, "9" * 5000])
+def test_a_truth_that_no_stack_holds_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "truth.json"
+    file.write_text(text)
+    with pytest.raises(DrafterError, match=r"truth\.json is not JSON"):
+        engine(drafter="replay", drafter_options={"truth": str(file)})
+
+
 def test_a_truth_without_tokens_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "truth.json"
     file.write_text('{"text": "x"}')

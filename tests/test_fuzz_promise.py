@@ -126,6 +126,7 @@ def params_of(rng: np.random.Generator, vocabulary: int, letters: str) -> Sampli
         "max_tokens": most,
         "seed": int(some(0, 1, 2**63, 2**64 - 1, -1, -(2**63), int(rng.integers(2**40)))),
         "logprobs": some(0, 1, 3, vocabulary, 1024),
+        "prompt_logprobs": some(None, None, None, 0, 2),
         "ignore_eos": bool(rng.integers(2)),
     }
     if wild:

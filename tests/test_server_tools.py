@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai import BadRequestError
 
 from outrider import Tree
 from outrider.engine.grammar import Grammars
@@ -91,6 +92,14 @@ def check_call(name: str, arguments: str) -> None:
         assert name == "get_weather"
         assert list(value) == ["city", "unit"]
         assert value["unit"] in ("C", "F")
+
+
+@pytest.mark.parametrize("arguments", ["{", "null", "9" * 5000, "[" * 100_000])
+def test_an_earlier_call_without_an_object_is_refused(server: Running, arguments: str) -> None:
+    """What a client says the model once called: also JSON that is too long or too deep to be read."""
+    earlier: Any = [{"role": "assistant", "content": None, "tool_calls": [called("clock", arguments)]}]
+    with pytest.raises(BadRequestError, match=r"function\.arguments: it is not a JSON object"):
+        server.client.chat.completions.create(model=MODEL, messages=[*ASK["messages"], *earlier])
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from outrider.advise.compatibility import Compatibility
 from outrider.advise.predict import predict
@@ -114,7 +114,9 @@ class CheckReport:
             return TypeAdapter(cls).validate_python(stored)
         except OSError as error:
             raise ReportError(f"{path}: {error.strerror or error}") from None
-        except (UnicodeDecodeError, json.JSONDecodeError, ValidationError):
+        except ReportError:
+            raise
+        except (ValueError, RecursionError):
             raise ReportError(f"{path} is no report of `outrider check --out`, or a damaged one") from None
 
 

@@ -19,6 +19,7 @@ __all__ = ["BITS", "Shape", "ShapeError", "from_config", "from_files", "known", 
 # Bits per weight as they lie in memory, scales included.
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp8": 8.0, "int8": 8.5, "int4": 4.5}
 _EAGLE_VOCABULARY = 32_000  # draft vocabulary of published EAGLE-3 heads
+_MOST = 1e15  # parameters of a model that anybody could mean
 _MEDUSA_HEADS = 5  # of published Medusa heads
 
 
@@ -111,8 +112,9 @@ def named(text: str) -> Shape:
         if text.lower() in (name, (shape.hub or "").lower(), (shape.hub or "").lower().split("/")[-1]):
             return shape
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([bm])", text.lower())
-    if match and float(match[1]) > 0:
-        return _typical(float(match[1]) * (1e9 if match[2] == "b" else 1e6), text)
+    parameters = float(match[1]) * (1e9 if match[2] == "b" else 1e6) if match else 0.0
+    if 0 < parameters <= _MOST:
+        return _typical(parameters, text)
     raise ShapeError(
         f"model {text!r} is no file here, and its shape is not known (known: {', '.join(known())}): "
         "give its path, or its size such as 8B"

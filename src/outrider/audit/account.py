@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class Run:
     @property
     def key_names(self) -> list[str]:
         """Of the API keys; `keys` is a method of each dict to a template."""
-        return list(map(str, self.content.get("keys") or ()))
+        return list(map(str, _listed(self.content, "keys")))
 
 
 @dataclass(slots=True)
@@ -124,12 +124,21 @@ def _follow(out: Account, row: Row, body: dict[str, Any]) -> None:
         out.runs[-1].last = row.time
 
 
+def _listed(body: Mapping[str, Any], name: str) -> list[Any]:
+    """A list in a row; an empty one where somebody left none."""
+    found = body.get(name)
+    return found if isinstance(found, list) else []
+
+
 def _tell(out: Account, body: dict[str, Any]) -> None:
-    for entry in body.get("in_force", []):
-        if entry["kind"] == "start":
-            out.runs.append(Run(entry["number"], entry["time"], entry["body"], is_told=True))
-        elif out.runs:
-            out.runs[-1].drafters.append(entry["body"])
+    for entry in _listed(body, "in_force"):
+        told = entry.get("body") if isinstance(entry, dict) else None
+        if not isinstance(told, dict):
+            continue
+        if entry.get("kind") == "start":
+            out.runs.append(Run(entry.get("number"), str(entry.get("time")), told, is_told=True))
+        elif out.runs and isinstance(told.get("weights"), dict):
+            out.runs[-1].drafters.append(told)
 
 
 def _count(out: Account, row: Row, body: dict[str, Any]) -> None:
@@ -140,7 +149,7 @@ def _count(out: Account, row: Row, body: dict[str, Any]) -> None:
         out.by_key.setdefault(str(body.get("key") or _NO_KEY), Tally()),
         out.by_day.setdefault(row.time[:10], Tally()),
         out.by_model.setdefault(model, Tally()),
-        out.by_drafter.setdefault(", ".join(map(str, body.get("drafters", []))) or "(none began)", Tally()),
+        out.by_drafter.setdefault(", ".join(map(str, _listed(body, "drafters"))) or "(none began)", Tally()),
     ]
     if run is not None:
         tallies.append(run.tally)

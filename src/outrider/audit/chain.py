@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ class Row:
         """The body as an object; an empty one where somebody left none."""
         try:
             found = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -60,7 +61,7 @@ class Head:
     def parse(cls, text: str) -> Head:
         """From NUMBER:HASH. Raises LedgerError."""
         number, _, digest = text.strip().partition(":")
-        if not (number.isascii() and number.isdigit() and len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
+        if not (re.fullmatch(r"[0-9]{1,18}", number) and re.fullmatch(r"[0-9a-f]{64}", digest)):
             raise LedgerError(f"--head: {text!r} is not of the form NUMBER:HASH, as `outrider audit show` prints it")
         return cls(int(number), digest)
 

@@ -34,8 +34,10 @@ class Choice:
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
             raise LedgerError(f"--kind: {self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.last is not None and self.last < 1:
-            raise LedgerError(f"--limit: {self.last} is below 1")
+        if self.last is not None and not 1 <= self.last < 2**63:
+            raise LedgerError(f"--limit: {self.last} is {'below 1' if self.last < 1 else 'more than a ledger holds'}")
+        if self.key is not None and any("\ud800" <= character <= "\udfff" for character in self.key):
+            raise LedgerError(f"--key: {self.key!r} is not UTF-8: no key has such a name")
 
 
 def read(path: Path, choice: Choice) -> Iterator[Row]:

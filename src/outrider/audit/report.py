@@ -27,6 +27,7 @@ def render(path: Path, verdict: Verdict, *, made: str, made_by: str, since: str 
         "count": _count,
         "share": _share,
         "figure": _figure,
+        "listed": _listed,
         "when": _when,
         "pretty": _pretty,
     }
@@ -61,6 +62,10 @@ def _share(value: Any) -> str:
 
 def _figure(value: Any) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else f"{value}"
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else ""
 
 
 def _when(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,9 @@ from outrider.bench.prompts import Content
 __all__ = ["Answer", "Asking", "Client", "Failure", "Server", "UrlError"]
 
 _CUT = ("abort", "error")  # finish reasons of a text that the server did not write to its end
+_TOLD, _HISTOGRAM = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"), "acceptance_histogram"
+_MOST = 2**53  # a count beyond that is none: floats no longer tell it from the next
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of JSON in a shape that is not OpenAI's
 
 
 class UrlError(ValueError):
@@ -135,8 +140,8 @@ class Client:
             try:
                 answer = await self._http.get(f"{self.server.url}/models")
                 answer.raise_for_status()
-                wanted = str(answer.json()["data"][0]["id"])
-            except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+                wanted = _whole(str(answer.json()["data"][0]["id"]))
+            except (httpx2.HTTPError, *_ODD) as error:
                 raise UrlError(
                     f"--url: {self.server.name}: {self.server.url}/models told no model ({_reason(error)}); "
                     "is it running, does it need --api-key? --model names one"
@@ -160,8 +165,8 @@ class Client:
             async with self._http.stream("POST", f"{self.server.url}/{route}", json=body) as answer:
                 if answer.status_code != 200:
                     return Failure(f"HTTP {answer.status_code}: {_message(await answer.aread())}")
-                return await self._read(_events(answer.aiter_lines()), due)
-        except (httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:  # JSON of any shape
+                return await self._read(_events(_lines(answer.aiter_bytes())), due)
+        except (httpx2.HTTPError, *_ODD) as error:
             return Failure(_reason(error, self._timeout))
 
     async def _read(self, chunks: AsyncIterator[dict[str, Any]], due: float) -> Answer | Failure:
@@ -184,19 +189,31 @@ class Client:
             return Failure("the stream broke off before its end")
         if ending in _CUT:
             return Failure(f"the server cut the text ({ending})")
-        tokens = usage.get("completion_tokens")
+        tokens, prompt_tokens = (_count(name, usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
         if not times:  # a text that ended at once
             times.append(self._clock())
         return Answer(
-            text,
-            len(times) if tokens is None else int(tokens),
+            _whole(text),
+            len(times) if tokens is None else tokens,
             times[0] - due,
             times[-1] - due,
             tuple(after - before for before, after in pairwise(times)),
-            usage.get("prompt_tokens"),
+            prompt_tokens,
             tokens is not None,
             speculation,
         )
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The lines of a stream of server-sent events, which CR, LF or both end and nothing else: JSON may hold U+2028."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True)
+    rest = ""
+    async for part in parts:
+        *lines, rest = (rest + decoder.decode(part)).split("\n")
+        for line in lines:
+            yield line
+    for line in (rest + decoder.decode(b"", final=True)).split("\n"):
+        yield line
 
 
 async def _events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
@@ -220,30 +237,45 @@ def _text(choice: Mapping[str, Any]) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
+def _whole(text: str) -> str:
+    """The text with characters that two chunks had halves of; a half that stayed alone becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _count(name: str, value: object) -> int | None:
+    """A count that a server told; None of none. Raises ValueError for what is no count."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST or value != int(value):
+        raise ValueError(f"{name} {str(value)[:20]!r} is no count")
+    return int(value)
+
+
 def _speculation(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """vLLM's object, or llama.cpp's counts of drafted and accepted tokens in its form."""
+    """The counts in vLLM's object, or llama.cpp's of drafted and accepted tokens in its form."""
     found = (chunk.get("metrics") or {}).get("speculative_decoding")
-    if found is not None:
-        return dict(found)
-    timings = chunk.get("timings") or {}
-    if "draft_n" in timings:
-        return {
+    if found is None:
+        timings = chunk.get("timings") or {}
+        if "draft_n" not in timings:
+            return None
+        found = {
             "num_draft_tokens": timings["draft_n"],
-            "num_accepted_draft_tokens": timings.get("draft_n_accepted", 0),
+            "num_accepted_draft_tokens": timings.get("draft_n_accepted"),
         }
-    return None
+    out: dict[str, Any] = {name: _count(name, found.get(name)) or 0 for name in _TOLD}
+    return out | {_HISTOGRAM: [_count(_HISTOGRAM, depth) or 0 for depth in found.get(_HISTOGRAM) or ()]}
 
 
 def _message(body: bytes) -> str:
     """What an error's body says, in a short line."""
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = body.decode("utf-8", "replace")
     if isinstance(content, dict):
         error = content.get("error", content)
         content = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(content).split())[:160]
+    return _whole(" ".join(str(content).split())[:160])
 
 
 def _reason(error: Exception, timeout: float | None = None) -> str:
@@ -255,4 +287,6 @@ def _reason(error: Exception, timeout: float | None = None) -> str:
         return f"HTTP {error.response.status_code}"
     if isinstance(error, httpx2.TransportError):
         return "the connection broke off"
-    return f"an answer that is not OpenAI's ({' '.join(str(error).split())[:80]})"
+    if isinstance(error, RecursionError):
+        return "an answer that is not OpenAI's (JSON that is nested too deep)"
+    return f"an answer that is not OpenAI's ({_whole(' '.join(str(error).split())[:80])})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 __all__ = ["Counters"]
 
 _PREFIX = "vllm:spec_decode_num_"
+_DEEPEST = 4096  # positions of a draft; what a page says of others is not believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Counters:
                         sums[name] = sums.get(name, 0) + sample.value
                         if name == "accepted_tokens_per_pos":
                             place = int(sample.labels["position"])
+                            if not 0 <= place < _DEEPEST:
+                                return None
                             places[place] = places.get(place, 0) + sample.value
                     elif sample.name == "outrider_memory_bytes":
                         memory[sample.labels.get("purpose", "")] = sample.value
@@ -44,7 +48,7 @@ class Counters:
                         memory["process"] = sample.value
         except (ValueError, KeyError):
             return None
-        if not sums:
+        if not sums or not all(math.isfinite(value) for value in (*sums.values(), *memory.values())):
             return None
         return cls(sums.get("drafts", 0), sums.get("draft_tokens", 0), sums.get("accepted_tokens", 0), places, memory)
 

@@ -193,12 +193,12 @@ def _acceptance(entry: Taken) -> dict[str, Any] | None:
     told = [answer.speculation for _, answer in entry.answers if answer.speculation]
     if not told:
         return None if entry.counters is None else entry.counters.summary()
-    drafted = sum(one.get("num_draft_tokens", 0) for one in told)
-    accepted = sum(one.get("num_accepted_draft_tokens", 0) for one in told)
-    drafts = sum(one.get("num_spec_steps", 0) for one in told)
+    drafted = sum(one["num_draft_tokens"] for one in told)
+    accepted = sum(one["num_accepted_draft_tokens"] for one in told)
+    drafts = sum(one["num_spec_steps"] for one in told)
     histogram: Counter[int] = Counter()
     for one in told:
-        histogram.update(dict(enumerate(one.get("acceptance_histogram", []))))
+        histogram.update(dict(enumerate(one["acceptance_histogram"])))
     deepest = max((depth for depth, count in histogram.items() if count), default=0)
     return {
         "source": "the answers",

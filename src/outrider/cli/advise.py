@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -65,6 +66,8 @@ def advise(
         return
     if devices < 1:
         raise CommandError(f"--devices: {devices} is not at least 1")
+    if memory is not None and not 0 <= memory < math.inf:
+        raise CommandError(f"--memory: {memory:g} is no number of GB")
     load = Load(batch=batch, rate=rate, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     if hardware == "this":
         found = _here(model, load, workload, dtype, threads, memory)

@@ -166,7 +166,8 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
     if out is None:
         yield sys.stdout
         return
-    with out.open("w", encoding="utf-8", newline="") as file:
+    # rows that somebody changed may hold what is no Unicode, and are shown all the same
+    with out.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         yield file
 
 

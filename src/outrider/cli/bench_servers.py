@@ -178,7 +178,7 @@ def _body(text: str | None) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise CommandError(f"--extra-body: {text!r} is no JSON object, and begins with the name of no server")

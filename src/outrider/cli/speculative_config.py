@@ -49,6 +49,9 @@ def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
         if key not in _KEYS[name]:
             known = ", ".join(["method", "model", "num_speculative_tokens", "min_acceptance", *_KEYS[name]])
             raise CommandError(f"{OPTION}: {key!r} is not supported for {method}; there are {known}")
+        wanted, what = (str, "a name or path") if key == "model" else (int, "a whole number")
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise CommandError(f"{OPTION}: {key} {value!r} is not {what}")
         options.append(f"{_KEYS[name][key]}={value}")
     return DraftOptions(
         drafter=name,
@@ -64,7 +67,7 @@ def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
 def _object(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{OPTION}: it is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise CommandError(f"{OPTION}: {text!r} is not a JSON object")

@@ -85,10 +85,10 @@ def _read(path: Path) -> dict[tuple[int, ...], list[int]]:
         raise DrafterError(f"replay: truth {path} cannot be read: {error}") from None
     try:
         found: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             found = [json.loads(line) for line in text.split("\n") if line.strip()]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DrafterError(f"replay: truth {path} is not JSON: {error}") from None
     out: dict[tuple[int, ...], list[int]] = {}
     for entry in found if isinstance(found, list) else [found]:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from outrider.models.cache_folder import cache_folder
 from outrider.runtime.machine import machine
@@ -195,7 +195,9 @@ class Profile:
             return TypeAdapter(cls).validate_python(stored)
         except OSError as error:
             raise ProfileError(f"{path}: {error.strerror or error}") from None
-        except (UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+        except ProfileError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise ProfileError(f"{path} is no profile, or a damaged one: run `outrider profile` again") from error
 
     def _slope(self, rows: int) -> float:

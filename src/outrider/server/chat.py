@@ -123,7 +123,7 @@ def rendered(messages: Sequence[Message], template: str) -> list[dict[str, Any]]
 def _called(call: ToolCall, where: str) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise ParameterError(f"{where}.function.arguments", "it is not a JSON object")
