@@ -160,7 +160,7 @@ REFUSED = {
     "advise memory": (["advise", "8B", "--hardware", "h100", "--memory", "nan"], "--memory: nan is no number of GB"),
     "advise more memory": (["advise", "8B", "--hardware", "h100", "--memory", "inf"], "--memory: inf"),
     "advise less memory": (["advise", "8B", "--hardware", "h100", "--memory=-1"], "--memory: -1"),
-    "advise size": (["advise", f"{'9' * 400}B", "--hardware", "h100"], "its size such as 8B"),
+    "advise size": (["advise", "99999999999999999999B", "--hardware", "h100"], "its size such as 8B"),
     "bench body that streams": (
         ["bench", "--suite", "copy", "--url", "http://x", "--extra-body", '{"stream": false}'],
         "'stream' is set by the benchmark",

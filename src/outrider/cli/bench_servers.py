@@ -181,7 +181,7 @@ def _body(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise CommandError(f"--extra-body: {text!r} is no JSON object, and begins with the name of no server")
+        raise CommandError(f"--extra-body: {text[:80]!r} is no JSON object, and begins with the name of no server")
     for key in ("stream", "stream_options", "messages", "prompt", "model"):
         if key in found:
             raise CommandError(f"--extra-body: {key!r} is set by the benchmark; leave it out")

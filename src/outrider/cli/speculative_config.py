@@ -70,5 +70,5 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{OPTION}: it is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise CommandError(f"{OPTION}: {text!r} is not a JSON object")
+        raise CommandError(f"{OPTION}: {text[:80]!r} is not a JSON object")
     return config
