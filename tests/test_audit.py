@@ -491,12 +491,14 @@ def test_a_record_that_cannot_be_made_does_not_stop_the_others(tmp_path: Path) -
     writer = Writer(Ledger(tmp_path / "ledger.db"))
     writer.put(Broken("request", 1.0, {}))
     writer.put(Event("request", 1.0, {"share": float("nan")}))
+    for beyond in (float("nan"), float("inf"), 253402300800.0, -1e18):  # no calendar has such times
+        writer.put(Event("request", beyond, {}))
     writer.put(event(3))
     writer.start()
     writer.close()
     kinds = [row.kind for row in read(tmp_path / "ledger.db", Choice())]
     assert sorted(kinds) == ["gap", "ledger", "request"]
-    assert writer.lost == 2
+    assert writer.lost == 6
 
 
 def test_put_never_waits_for_the_disk(tmp_path: Path) -> None:

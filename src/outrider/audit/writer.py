@@ -157,6 +157,7 @@ class Writer:
         try:
             body = record.body()
             encode(body)
+            timestamp(record.time)
         except Exception:
             log.exception("a record of the kind %r cannot be made", record.kind)
             self.miss()
