@@ -19,6 +19,7 @@ from outrider.advise.probe import follow
 from outrider.advise.prompts import Text
 from outrider.advise.sweep import sweep
 from outrider.cli import main
+from outrider.drafters.costs import Costs
 from outrider.engine.profile import Counts, Drafting, Forward, Profile, ProfileError, find, key_of, starting_costs
 from outrider.runtime.load import Loaded
 from rigs import Rig, files, loaded
@@ -131,6 +132,10 @@ def test_a_profile_is_measured_kept_and_found(cache: Path) -> None:
     assert costs is not None
     assert [rows for rows, _ in costs] == [1, 2, 4, 8]
     assert costs[0][1] == 1
+    begun = Engine.from_loaded(target, adapt=True)
+    assert begun.use_profile()
+    assert begun._costs.cost(8) == pytest.approx(max(costs[3][1], begun._costs.cost(6) * 1.002))
+    assert begun._costs.assumed == Costs().assumed  # rejection must not depend on what was measured
     place.write_text("{")
     with pytest.raises(ProfileError, match="outrider profile"):
         find(target)

@@ -171,6 +171,7 @@ def serve(
         opened = open_engine(
             engine, draft, batch_size=server.batch_size, enable_prefix_caching=server.enable_prefix_caching
         )
+        opened.use_profile()
         for name in drafters if server.request_drafters else ():
             opened.prepare(name)
         if server.chat_template is not None:

@@ -52,6 +52,18 @@ class Costs:
             return self.curve[rows]
         return self.curve[-1] + (rows - len(self.curve) + 1) * (self.curve[-1] - self.curve[-2])
 
+    def begin(self, known: Sequence[tuple[int, float]]) -> None:
+        """Go on from what was measured earlier: (rows, cost in forwards of one row), rows ascending, the first 1."""
+        if self._fixed:
+            return
+        for knot, rows in enumerate(_KNOTS):
+            high = bisect_left([point[0] for point in known], rows)
+            if high == len(known):
+                break  # beyond what is known
+            (r1, c1), (r0, c0) = known[high], known[max(high - 1, 0)]
+            self._relative[knot] = c1 if r1 == rows else c0 + (c1 - c0) * (rows - r0) / (r1 - r0)
+        self.curve = _spread(self._measured_curve())
+
     def measured(self, rows: int, seconds: float) -> None:
         """A forward of `rows` rows took so long."""
         if self._fixed or not _KNOTS[0] <= rows <= _KNOTS[-1]:

@@ -38,6 +38,7 @@ from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
 from outrider.engine.grammar import Grammar, Grammars
+from outrider.engine.profile import starting_costs
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.speculation import Speculation, Verify
@@ -411,6 +412,16 @@ class Engine:
     def prepare(self, drafter: str) -> None:
         """Load a method before the first request asks for it. Raises DrafterError."""
         self._drafter(drafter)
+
+    def use_profile(self) -> bool:
+        """Begin with the costs that `outrider profile` measured of this model here. Returns whether there are any.
+
+        Reads the model's file for its hash.
+        """
+        known = starting_costs(self._loaded)
+        if known is not None:
+            self._costs.begin(known)
+        return known is not None
 
     @property
     def preemptions(self) -> int:
