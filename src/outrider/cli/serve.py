@@ -53,6 +53,9 @@ class ServerOptions:
     cors_origin: Annotated[
         list[str] | None, Option(metavar="URL", help="Web pages from here may call; may be repeated.")
     ] = None
+    dashboard: Annotated[
+        bool, Option("--dashboard/--no-dashboard", help="The page at / that shows what the server does.")
+    ] = True
     chat_template: Annotated[
         Path | None,
         Option(metavar="FILE", exists=True, dir_okay=False, help="A Jinja template in place of the model's own."),
@@ -182,6 +185,7 @@ def serve(
             limits=limits,
             keys=keys,
             cors_origins=server.cors_origin or (),
+            dashboard=server.dashboard,
             hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
             auditing=auditing,
         )

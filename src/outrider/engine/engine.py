@@ -42,6 +42,7 @@ from outrider.engine.profile import starting_costs
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
 from outrider.engine.speculation import Speculation, Verify
+from outrider.engine.speed import Speed, Speedometer
 from outrider.engine.transitions import Listener, Mode, Reason, Transition, Transitions
 from outrider.runtime.runner import Feed, Runner, Scores
 
@@ -228,6 +229,7 @@ class Engine:
         self._prefix_caching = enable_prefix_caching
         self._costs = Costs(live=adapt)
         self._transitions = Transitions()
+        self._speedometer = Speedometer(self._costs)
         self._controller = Controller(self._costs, self._transitions, live=adapt, least=min_acceptance or 0.0)
         self._observing: dict[str, float] = {}  # by drafter, seconds of its last `observe` per text
         self._active: dict[int, _Active] = {}
@@ -435,6 +437,11 @@ class Engine:
         return self._transitions.watch(listener)
 
     @property
+    def speed(self) -> Speed:
+        """What decoding took since the start, and what it would have taken without guesses. Read from any thread."""
+        return self._speedometer.speed
+
+    @property
     def transitions(self) -> tuple[Transition, ...]:
         """The latest changes of mode, oldest first. Safe to read from any thread, as the two below."""
         return self._transitions.recent
@@ -585,6 +592,7 @@ class Engine:
             for active in actives:
                 if active.sequence.finish_reason is not None and active.sequence.id in self._active:
                     self._finish(active)
+        self._measure(actives, feeds, deltas, time.perf_counter() - started, phases)
         return deltas
 
     def _known(self, sequence: Sequence) -> list[int]:
@@ -693,6 +701,27 @@ class Engine:
         rows = sum(len(feed.pending) + (feed.tree.guesses if feed.tree else 0) for feed in feeds)
         self._controller.record(rows, any(len(feed.pending) > 1 for feed in feeds), seconds, drafts)
         self._controller.settle((group.drafter.name, group.paced) for group in groups if group.paced)
+
+    def _measure(
+        self,
+        actives: Seq[_Active],
+        feeds: Seq[Feed],
+        deltas: Seq[Delta],
+        seconds: float,
+        phases: Mapping[str, float],
+    ) -> None:
+        """Add a step to the speed, if it did nothing but decode."""
+        trees = [feed.tree for feed in feeds if feed.tree is not None and len(feed.pending) == 1]
+        tokens = sum(len(delta.tokens) for delta in deltas)
+        if tokens and len(trees) == len(feeds) == len(deltas):
+            self._speedometer.record(
+                texts=len(trees),
+                guesses=sum(tree.guesses for tree in trees),
+                wanted=any(active.drafter.name != "none" for active in actives),
+                tokens=tokens,
+                seconds=seconds,
+                beside=seconds - phases["draft"] - phases["forward"],
+            )
 
     def _give_up(self, actives: Seq[_Active], error: Exception) -> None:
         """A drafter has failed: its requests go on without, which changes no text. Told once per drafter."""

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider.engine.engine import Engine
-from outrider.server import about, chat, completions, responses, tokens
+from outrider.server import about, chat, completions, dashboard, responses, tokens
 from outrider.server.answers import ClientGoneError, error_answer
 from outrider.server.door import Door
 from outrider.server.errors import SCHEMA, ApiError, of_validation
@@ -47,6 +47,8 @@ def create_app(engine: Engine, settings: Settings) -> tuple[FastAPI, Service]:
     )
     for module in (about, completions, chat, responses, tokens):
         app.include_router(module.router(service))
+    if settings.dashboard:
+        app.include_router(dashboard.router(service))
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app, service

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.answers import ClientGoneError, error_answer
+from outrider.server.dashboard import FREE_PATHS, STATE_PATH
 from outrider.server.errors import ApiError
 from outrider.server.visit import Visit
 
@@ -27,7 +28,8 @@ log = logging.getLogger("outrider.server")
 requests = logging.getLogger("outrider.request")
 
 GONE = 499  # nginx's status for a client that closed the connection
-OPEN_PATHS = ("/health",)  # answered without a key
+OPEN_PATHS = ("/health", *FREE_PATHS)  # answered without a key
+QUIET_PATHS = (*OPEN_PATHS, "/metrics", STATE_PATH)  # asked for again and again: in the log for debugging only
 
 
 class Door:
@@ -158,5 +160,5 @@ class Door:
             "duration": round(seconds, 4),
             **visit.record,
         }
-        level = logging.DEBUG if route in OPEN_PATHS or route == "/metrics" else logging.INFO
+        level = logging.DEBUG if route in QUIET_PATHS else logging.INFO
         requests.log(level, "%s %s %d", visit.method, visit.path, visit.status, extra={"fields": fields})

@@ -215,9 +215,9 @@ class _News:
 class EngineThread:
     """Steps the engine while there is work, and sleeps otherwise."""
 
-    def __init__(self, engine: Engine, watcher: Watcher) -> None:
+    def __init__(self, engine: Engine, watchers: Sequence[Watcher]) -> None:
         self.engine = engine
-        self._watcher = watcher
+        self._watchers = list(watchers)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._texts: dict[int, tuple[Job, int]] = {}  # by the engine's id
         self._stopping = False
@@ -351,7 +351,8 @@ class EngineThread:
         for news in batch:
             job, index = news.job, news.index
             if news.delta is not None:
-                self._watcher.delta(job, index, news.delta, now)
+                for watcher in self._watchers:
+                    watcher.delta(job, index, news.delta, now)
                 if news.delta.tokens:
                     job.begun[index] = True
                     job.last[index] = now
@@ -363,7 +364,8 @@ class EngineThread:
                     self._commands.put(partial(self.cut, job))
                 continue
             if news.outcome is not None:
-                self._watcher.ended(job, index, news.outcome, now)
+                for watcher in self._watchers:
+                    watcher.ended(job, index, news.outcome, now)
             if job.open:
                 job.add(index, news.delta, news.outcome)
 

@@ -125,6 +125,9 @@ def of_validation(errors: Sequence[Any], body: Any) -> ApiError:
     """400 for a body that is not of the form; names the parameter at fault. `body`: what the client sent."""
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {errors[0].get('ctx', {}).get('error', errors[0]['msg'])}")
+    if errors[0]["loc"][0] == "query":
+        name = str(errors[0]["loc"][1])
+        return ApiError(400, f"{name}: {errors[0]['msg'][:1].lower()}{errors[0]['msg'][1:]}", parameter=name)
     if not isinstance(body, dict):
         return ApiError(400, "the body is not a JSON object; send one with Content-Type: application/json")
     unknown = (e for e in errors if e["type"] == "extra_forbidden" and len(e["loc"]) == 2)

@@ -167,7 +167,7 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, model = self._engine, self._model
-        pages = engine.runner.pages
+        pages, speed = engine.runner.pages, engine.speed
 
         def gauge(name: str, help: str, value: float) -> Metric:
             family = GaugeMetricFamily(name, help, labels=["model_name"])
@@ -210,6 +210,23 @@ class _State(Collector):
         for phase, value in engine.seconds.items():
             seconds.add_metric([model, phase], value)
         yield seconds
+        for name, help, value in (
+            ("outrider_decoded_tokens", "Tokens of steps that did nothing but decode.", speed.tokens),
+            ("outrider_decode_seconds", "Seconds in those steps.", speed.seconds),
+            (
+                "outrider_compared_decode_seconds",
+                "Of these, with a drafter, while the time of a plain step was known.",
+                speed.compared_seconds,
+            ),
+            (
+                "outrider_plain_decode_seconds",
+                "What their tokens would have taken without guesses; over the compared ones it is the speed-up.",
+                speed.plain_seconds,
+            ),
+        ):
+            family = CounterMetricFamily(name, help, labels=["model_name"])
+            family.add_metric([model], value)
+            yield family
         memory = GaugeMetricFamily("outrider_memory_bytes", "Bytes held, by purpose.", labels=["model_name", "purpose"])
         for purpose, size in self.memory.items():
             memory.add_metric([model, purpose], size)

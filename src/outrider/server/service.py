@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from outrider.engine.results import Result
 from outrider.server.body import SamplingFields
 from outrider.server.engine_thread import EngineFaultError, EngineThread, Job, NeverBegunError, Work
 from outrider.server.errors import ApiError, of_draw, of_refusal
+from outrider.server.history import History
 from outrider.server.metrics import Metrics
 from outrider.server.recorder import Recorder
 from outrider.server.settings import Settings
@@ -51,7 +52,10 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = ""  # of weights and code, known once the model's file was read
         self.metrics = Metrics(self.name, engine, VERSION)
-        self.thread = EngineThread(engine, self.metrics)
+        self.history = History(engine) if settings.dashboard else None
+        self.thread = EngineThread(engine, [self.metrics, *([self.history] if self.history else [])])
+        self.weights: list[dict[str, str]] = []  # role, name and SHA-256, known once the files were read
+        self._sampling: asyncio.Task[None] | None = None
         self.tracing = Tracing.from_environment(os.environ, self.name)
         self.recorder = None if settings.auditing is None else Recorder(settings.auditing, self.name, engine)
         if self.recorder is not None:
@@ -62,6 +66,11 @@ class Service:
         self._seconds = 1.0  # that a request takes, lately
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def jobs(self) -> Set[Job]:
+        """The requests that run or wait."""
+        return self._jobs
 
     @property
     def context(self) -> int:
@@ -220,10 +229,23 @@ class Service:
         self.fingerprint = "fp_" + sha256(f"{digest} {VERSION}".encode()).hexdigest()[:16]
         if self.recorder is not None:
             await asyncio.to_thread(self.recorder.start, self.settings)
+        self.weights = await asyncio.to_thread(self._read_weights, digest)
         self.thread.start()
+        if self.history is not None:
+            self._sampling = asyncio.create_task(self.history.keep())
+
+    def _read_weights(self, target: str) -> list[dict[str, str]]:
+        """Of the target and of each loaded drafter. Runs in any thread."""
+        out = [{"role": "target", "name": self.engine.files.name, "sha256": target}]
+        for drafter in self.engine.drafters:
+            weights = self.engine.provenance(drafter)["weights"]
+            out += [{"role": drafter, "name": name, "sha256": digest} for name, digest in weights.items()]
+        return out
 
     async def stop(self) -> None:
         """End the engine's thread, and send what waits to be sent."""
+        if self._sampling is not None:
+            self._sampling.cancel()
         await self.thread.stop()
         if self.recorder is not None:
             await asyncio.to_thread(self.recorder.stop)

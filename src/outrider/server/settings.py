@@ -107,6 +107,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     keys: Keys = field(default_factory=lambda: Keys({}))
     cors_origins: Sequence[str] = ()
+    dashboard: bool = True  # the page at /
     hosts: Sequence[str] = ()  # values of the Host header that are answered; empty = all
     auditing: Auditing | None = None
 

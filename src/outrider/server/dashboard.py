@@ -1,0 +1,88 @@
+"""The page at `/`: what the server does now, and a playground. It needs nothing from elsewhere.
+
+The page itself is free for all, like a login page; what it shows comes from `/dashboard/state`, which asks for a key
+like every other route.
+"""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from outrider.server.errors import ERRORS
+from outrider.server.service import VERSION, Service
+
+__all__ = ["FREE_PATHS", "STATE_PATH", "router"]
+
+_TYPES = {
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "main.js": "text/javascript; charset=utf-8",
+    "api.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
+    "elements.js": "text/javascript; charset=utf-8",
+    "live.js": "text/javascript; charset=utf-8",
+    "playground.js": "text/javascript; charset=utf-8",
+}
+_PATHS = {name: "/" if name == "index.html" else f"/dashboard/{name}" for name in _TYPES}
+FREE_PATHS = tuple(_PATHS.values())  # answered without a key
+STATE_PATH = "/dashboard/state"
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    def add(name: str) -> None:
+        content = (files("outrider.server") / "page" / name).read_bytes()
+        tag = f'"{sha256(content).hexdigest()[:16]}"'
+        headers = _HEADERS | {"ETag": tag}
+
+        async def send(request: Request) -> Response:
+            if request.headers.get("if-none-match") == tag:
+                return Response(status_code=304, headers=headers)
+            return Response(content, media_type=_TYPES[name], headers=headers)
+
+        routes.add_api_route(_PATHS[name], send, methods=["GET"], include_in_schema=False)
+
+    for name in _TYPES:
+        add(name)
+
+    @routes.get(STATE_PATH, responses=ERRORS)
+    async def state(since: Annotated[int, Query(ge=0, le=2**53)] = 0) -> dict[str, Any]:
+        """What the dashboard shows. `since`: the number of the first sample wanted, `samples.next` of the last answer.
+
+        Its form may change with each version.
+        """
+        assert service.history is not None  # there is no such route otherwise
+        return {
+            "server": {
+                "version": VERSION,
+                "name": service.name,
+                "started": service.created,
+                "draining": service.draining,
+                "context": service.context,
+                "chat": service.tokenizer.template is not None,
+                "fingerprint": service.fingerprint,
+            },
+            "models": service.weights,
+            "drafters": {"own": service.engine.default_drafter, "offered": list(service.settings.drafters)},
+            **service.history.state(since, service.jobs, time.perf_counter()),
+        }
+
+    return routes
