@@ -99,7 +99,7 @@ def _name(document: object, path: str) -> str:
 
 
 RAW = [
-    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /nowhere HTTP/9.9\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
