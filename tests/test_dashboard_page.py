@@ -1,4 +1,4 @@
-"""The dashboard's page in headless Chromium. Skipped where no Chromium is found (Debian: `apt-get install chromium`)."""
+"""The dashboard's page in headless Chromium; skipped where there is none (Debian: `apt-get install chromium`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serving import Running, serving, settled, tiny_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page tests need the package playwright")
 CHROMIUM = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install one, or name it in OUTRIDER_CHROMIUM")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install one, or name it in OUTRIDER_CHROMIUM")
 
 KEY = "secret-of-the-tests"
 EVIL = "<img src=x onerror=\"document.title='broken'\">"
@@ -72,7 +72,8 @@ def opened(browser: Any, running: Running, **options: Any) -> Iterator[Any]:
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if "Content Security Policy" in message.text else None)
+    blocked = "Content Security Policy"
+    page.on("console", lambda message: wrong.append(message.text) if blocked in message.text else None)
     page.on("request", lambda request: None if request.url.startswith(running.url) else wrong.append(request.url))
     page.set_default_timeout(WAIT)
     page.goto(running.url)
@@ -89,9 +90,7 @@ def run(page: Any, prompt: str = "abcd abcd abcd abcd abcd", tokens: int = 24) -
     page.wait_for_selector("#verdict[data-kind=good], #verdict[data-kind=wrong]")
 
 
-def test_the_playground_shows_who_wrote_each_token_and_that_the_text_is_the_same(
-    browser: Any, server: Running
-) -> None:
+def test_the_playground_shows_who_wrote_each_token_and_that_the_text_is_the_same(browser: Any, server: Running) -> None:
     """A run with its plain twin: coloured tokens, their steps, the verdict; and the live part knows of it."""
     with opened(browser, server) as page:
         run(page)
