@@ -345,6 +345,7 @@ def test_generate_json_tells_everything(fake: FakeEngine, capsys: pytest.Capture
         "total_tokens": 5,
         "accepted_prediction_tokens": 2,
         "rejected_prediction_tokens": 1,
+        "cached_tokens": 0,
     }
     assert out["logprobs"][0] == {"token": 1, "logprob": -0.5, "top": [[1, -0.5]]}
     assert out["timings"]["tokens_per_second"] == pytest.approx(20.0)
