@@ -120,12 +120,15 @@ class Paces:
     What a guess costs, and so whether it pays, depends on the rows that the forward has anyway.
     """
 
-    _BETWEEN = 0.75  # how far, in powers of two, the number of texts leaves a class before it is in another
+    # How far, in powers of two, the number of texts leaves a class before it is in another: at once where it is far,
+    # and where it is not, on average. A text that comes and goes is no change of load.
+    _BETWEEN, _FAR, _FOLLOW = 0.75, 1.9, 0.1
 
     def __init__(self) -> None:
         self._texts: dict[int, Pace] = {}
         self._usual: dict[int, Pace] = {0: Pace()}
         self._class = 0  # power of two next to the number of texts
+        self._power = 0.0  # the number of texts lately, as a power of two
 
     @property
     def usual(self) -> Pace:
@@ -137,9 +140,11 @@ class Paces:
         if self.usual._wait:  # texts may be shorter than the way from one trial to the next
             self.usual._wait -= 1
         power = math.log2(texts)
-        if abs(power - self._class) <= self._BETWEEN:
+        self._power += self._FOLLOW * (power - self._power)
+        away = abs(power - self._class)
+        if away <= self._BETWEEN or (away < self._FAR and abs(self._power - self._class) <= self._BETWEEN):
             return False
-        before, self._class = self.usual, round(power)
+        before, self._class, self._power = self.usual, round(power), power
         if self._class not in self._usual:
             # what pays beside many texts pays beside few
             fewer = any(self._class < known for known in self._usual)
