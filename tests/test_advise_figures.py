@@ -91,7 +91,8 @@ def test_memory_that_is_missing_is_told() -> None:
     none = by_figures(H100, named("llama-3.3-70b"), Load(), "chat")
     assert none.best.method == "none"
     assert "does not fit" in none.best.use
-    assert any("missing" in reason for reason in none.reasons)
+    assert any("and a cache of" in reason and "missing" in reason for reason in none.reasons)
+    assert not any("expected to gain" in reason for reason in none.reasons)
     assert by_figures(replace(H100, devices=4), named("llama-3.3-70b"), Load(), "chat").best.method == "eagle"
 
 
@@ -176,6 +177,8 @@ def test_advise_prints_the_matrix_reasons_and_commands(capsys: pytest.CaptureFix
     ("arguments", "culprit"),
     [
         (["llama-3.1-8b", "--hardware", "h1000"], "h1000"),
+        (["llama-3.1-8b"], "--hardware"),
+        ([], "MODEL"),
         (["llama-9.1-8b", "--hardware", "h100"], "llama-9.1-8b"),
         (["no/such/folder", "--hardware", "h100"], "no/such/folder"),
         (["8B", "--hardware", "h100", "--software", "abacus"], "abacus"),

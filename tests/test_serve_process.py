@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -116,6 +117,12 @@ def test_a_server_that_may_not_start_says_why(
     assert main(["serve", str(model), *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert culprit in line
+
+
+def test_a_port_that_is_taken_is_told_with_the_way_out(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", str(model), "--port", str(taken.getsockname()[1])]) == 2
+    assert "give another --port" in capsys.readouterr().err
 
 
 def test_help_loads_no_server() -> None:

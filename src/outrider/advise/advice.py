@@ -286,10 +286,12 @@ def _reasons_by_figures(
     out = [
         f"A plain step of {batch} text{'s' if batch > 1 else ''} takes {plain * 1e3:.2f} ms, "
         f"{batch / plain:.0f} tokens/s in all; checking 8 rows per text instead of one takes {eight:.2f}x as long.",
-        _why(best),
     ]
     if left < 0:
-        out.append(f"The model and {batch} caches of {context} tokens do not fit: {-left / 1e9:.1f} GB are missing.")
+        caches = f"{batch} caches" if batch > 1 else "a cache"
+        out.append(f"The model and {caches} of {context} tokens do not fit: {-left / 1e9:.1f} GB are missing.")
+    else:
+        out.append(_why(best))
     out += [f"{row.method} does not fit into the memory that is left." for row in rows if not row.fits and left >= 0]
     return out
 

@@ -95,6 +95,8 @@ def _of_servers(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         group = [run for run in runs if (run["load"]["kind"], run["load"]["level"]) == level and run["completed"]]
         out += _under_load(group, baseline, runs)
     others = [name for name in dict.fromkeys(run["server"] for run in runs) if name != baseline]
+    if not others:
+        out.append(f"{baseline} is measured against itself alone: give a second --url to compare it with.")
     for name in others:
         mine = [run for run in runs if run["server"] == name]
         differing = {entry["line"] for run in mine for entry in run["differences"]}

@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         sys.stdout.flush()  # here a full disk can still be told; when the interpreter ends it cannot
     except typer.TyperException as error:
-        message = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".").replace("Value error, ", "")  # how a choice's refusal begins
         print(_one_line(error, message[:1].lower() + message[1:]), file=sys.stderr)
         return 2
     except ValueError as error:

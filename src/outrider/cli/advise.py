@@ -25,7 +25,7 @@ Workload = Literal["chat", "code", "json", "summarise", "rag", "creative"]
 
 @app.command()
 def advise(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name, path, or size such as 8B.")],
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name, path, or size such as 8B.")] = None,
     hardware: Annotated[str, typer.Option(metavar="NAME", help="'this', or a device; 'list' lists them all.")] = "this",
     devices: Annotated[int, typer.Option(metavar="N", help="Devices that share each layer (tensor parallel).")] = 1,
     software: Annotated[
@@ -57,13 +57,15 @@ def advise(
     outrider advise llama-3.1-8b --hardware h100 --workload code
     outrider advise 70B --hardware h100 --devices 4 --weights fp8 --rate 5 --prompt-tokens 2000
     outrider advise qwen3-8b --hardware rtx-4090 --workload summarise --batch 8 --json
-    outrider advise llama-3.1-8b --hardware list
+    outrider advise --hardware list
     """
     from outrider.advise.advice import Load
 
     if hardware == "list":
         _list()
         return
+    if model is None:
+        raise CommandError("MODEL: missing; give a name, a path, or a size such as 8B")
     if devices < 1:
         raise CommandError(f"--devices: {devices} is not at least 1")
     if memory is not None and not 0 <= memory < math.inf:
@@ -85,11 +87,21 @@ def advise(
 def _here(model: str, load: Load, workload: str, dtype: str, threads: int | None, memory: float | None) -> Advice:
     from outrider.advise.advice import by_profile
     from outrider.engine.profile import find
+    from outrider.models.errors import ModelError
     from outrider.runtime.load import load as load_model
 
     if load.rate is not None:
         raise CommandError("--rate: on this machine give --batch, the texts that run side by side")
-    profile = find(load_model(model, dtype=dtype, threads=threads, cache_tokens=64))
+    try:
+        target = load_model(model, dtype=dtype, threads=threads, cache_tokens=64)
+    except ModelError:
+        if not _is_known_shape(model):
+            raise
+        raise CommandError(
+            f"MODEL: {model} is known by its shape alone and does not lie here: "
+            "name other hardware with --hardware ('list' lists it), or give the path of its files"
+        ) from None
+    profile = find(target)
     if profile is None:
         settings = ("" if dtype == "auto" else f" --dtype {dtype}") + (f" --threads {threads}" if threads else "")
         raise CommandError(
@@ -142,6 +154,16 @@ def _shape(model: str) -> tuple[Shape, str | None]:
             return from_files(opened(model)), model
         except ModelError as error:
             raise error if "/" in model or "." in model else unknown from None
+
+
+def _is_known_shape(model: str) -> bool:
+    from outrider.advise.shape import ShapeError, named
+
+    try:
+        named(model)
+    except ShapeError:
+        return False
+    return True
 
 
 def _list() -> None:

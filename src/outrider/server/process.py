@@ -7,6 +7,7 @@ with a proper last chunk. A second signal ends the process at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -44,7 +45,11 @@ def listen(host: str, port: int) -> socket.socket:
             found.close()
             raise
     except OSError as error:
-        raise SettingsError(f"--host, --port: cannot listen at {host}:{port}: {error.strerror or error}") from None
+        taken = error.errno == errno.EADDRINUSE
+        way_out = "; give another --port, or 0 for a free one" if taken else ""
+        raise SettingsError(
+            f"--host, --port: cannot listen at {host}:{port}: {error.strerror or error}{way_out}"
+        ) from None
     return found
 
 

@@ -100,7 +100,7 @@ class Service:
         if wanted is None:
             return default if most is None else min(default, most)
         if most is not None and wanted > most:
-            raise ParameterError("max_tokens", f"{wanted:,}, and {most:,} are allowed here")
+            raise ParameterError("max_tokens", f"{wanted:,} is more than the {most:,} allowed here")
         return wanted
 
     def ready(self, params: list[SamplingParams]) -> list[SamplingParams]:
@@ -148,7 +148,7 @@ class Service:
         """The tokens, or ParameterError if there are too many."""
         most = self.settings.limits.prompt_tokens
         if most is not None and len(tokens) > most:
-            raise ParameterError("prompt", f"{len(tokens):,} tokens, and {most:,} are allowed here")
+            raise ParameterError("prompt", f"{len(tokens):,} tokens are more than the {most:,} allowed here")
         if len(tokens) >= self.context:
             raise ParameterError("prompt", f"{len(tokens):,} tokens leave no room in the context of {self.context:,}")
         return tokens
