@@ -266,6 +266,18 @@ def test_a_damaged_file_is_named_and_not_taken_for_sound(tmp_path: Path) -> None
     assert "damaged" in [finding.fault for finding in verdict.findings]
 
 
+def test_no_server_writes_on_behind_a_broken_chain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not start, before any model is loaded, and names the row and the way out."""
+    path = tmp_path / "ledger.db"
+    filled(path)
+    with tampering(path) as connection:
+        connection.execute("UPDATE ledger SET body = '{}' WHERE number = 5")
+    assert main(["serve", "--ledger", str(path), "--port", "0", "--model", "nowhere.gguf"]) == 2
+    error = capsys.readouterr().err
+    assert "row 5 (request): changed" in error
+    assert "name a new one" in error
+
+
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     """A second one is refused and told who writes; it may begin when the first has ended. Readers are never refused."""
     path = tmp_path / "ledger.db"

@@ -208,12 +208,19 @@ def _auditing(options: LedgerOptions, settings: Mapping[str, Any]) -> Iterator[A
     from outrider.audit.code import sha256_of_code
     from outrider.audit.reading import duration
     from outrider.audit.store import Ledger
+    from outrider.audit.verification import verify
     from outrider.bench.environment import git, machine
     from outrider.server.settings import Auditing
 
     keep = None if options.ledger_keep is None else duration("--ledger-keep", options.ledger_keep)
     key = read_key("--ledger-key-file", options.ledger_key_file)
     with closing(Ledger(options.ledger, key=key, made_by=f"outrider {__version__}")) as ledger:
+        findings = verify(options.ledger, key=key).findings
+        if findings:
+            raise CommandError(
+                f"--ledger: {options.ledger} is not as it was written: {findings[0]}. "
+                "See `outrider audit verify`, keep the file as evidence, and name a new one"
+            )
         yield Auditing(
             ledger=ledger,
             on_error=options.ledger_on_error,
