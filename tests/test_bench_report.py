@@ -7,6 +7,7 @@ import gzip
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from outrider.bench.charts import Line, bars, lines
-from outrider.bench.compare import compare
+from outrider.bench.compare import Change, compare
 from outrider.bench.harness import Contender, Measured, summarise
 from outrider.bench.page import page
 from outrider.bench.prompts import Prompt, PromptFileError
@@ -363,6 +364,15 @@ def test_noise_is_not_called_a_change() -> None:
     scattered = scaled(engine_report(), "auto", 1.1)
     scattered["runs"][1]["tokens_per_second_by_repeat"] = [4.0, 5.0, 6.0]
     assert not compare(engine_report(), scattered).changes[1].real
+
+
+def test_a_few_prompts_run_once_tell_nothing() -> None:
+    """Neither an interval nor repeats: whatever the difference, it is not called one, and fails nothing."""
+    once = Change("auto", 10.0, 5.0, 0.5, interval=None, scatter=0.0, texts="equal", newly_differs=False)
+    assert not once.real
+    assert not once.slower_by(0.05)
+    assert "--repeat" in once.verdict
+    assert replace(once, scatter=0.02).verdict == "slower"
 
 
 def test_reports_of_other_prompts_are_not_compared() -> None:

@@ -33,13 +33,22 @@ class Change:
     newly_differs: bool  # texts that must equal plain decoding's did before, and no longer do
 
     @property
+    def measured(self) -> bool:
+        """Whether anything says how large noise is: enough prompts for an interval, or repeats."""
+        return self.interval is not None or self.scatter > 0
+
+    @property
     def real(self) -> bool:
+        if not self.measured:
+            return False
         if self.interval is not None and self.interval[0] <= 1 <= self.interval[1]:
             return False
         return abs(self.ratio - 1) > self.scatter
 
     @property
     def verdict(self) -> str:
+        if not self.measured:
+            return "cannot be told: take more prompts, or --repeat"
         if not self.real:
             return "no change beyond noise"
         return "faster" if self.ratio > 1 else "slower"
