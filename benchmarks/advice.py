@@ -51,7 +51,12 @@ class Line:
 def main() -> None:
     arguments = _arguments()
     engine = Engine(
-        arguments.model, dtype=arguments.dtype, threads=arguments.threads, cache_tokens=Plan().cache_rows, batch_size=1
+        arguments.model,
+        dtype=arguments.dtype,
+        threads=arguments.threads,
+        cache_tokens=Plan().cache_rows,
+        batch_size=1,
+        enable_prefix_caching=False,  # every method reads every prompt
     )
     methods = ("none", *METHODS)
     for method in methods:

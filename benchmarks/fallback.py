@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     settings: dict[str, Any] = {"dtype": given.dtype, "threads": given.threads, "batch_size": 1}
+    settings["enable_prefix_caching"] = False  # prompts come again, and shall cost the same
     report: dict[str, Any] = {}
     if "traffic" in given.parts:
         engine = Engine(given.model, drafter=given.drafter, **settings)

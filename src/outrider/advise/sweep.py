@@ -73,13 +73,16 @@ def sweep(
 
     The truth is what plain decoding writes to the shortest of the built-in prompts.
     """
-    engine = Engine.from_loaded(loaded)
+    engine = Engine.from_loaded(loaded, enable_prefix_caching=False)
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
     prompts = sorted((tokens_of(engine, text) for text in built_in()), key=len)[:_SHORTEST]
     truths = [result.tokens for result in engine.generate(prompts, params)]
     replays = {
         a: Engine.from_loaded(
-            loaded, drafter="replay", drafter_options={"acceptance": str(a), "max_draft_tokens": max(lengths)}
+            loaded,
+            drafter="replay",
+            drafter_options={"acceptance": str(a), "max_draft_tokens": max(lengths)},
+            enable_prefix_caching=False,
         )
         for a in acceptances
     }

@@ -155,7 +155,7 @@ class _Steps:
         self._native: list[float] = []
 
     def run(self, steps: int) -> None:
-        engine = Engine.from_loaded(self._loaded)
+        engine = Engine.from_loaded(self._loaded, enable_prefix_caching=False)
         id = engine.add(self._prompt, SamplingParams(max_tokens=steps + 2, ignore_eos=True))
         engine.step()  # the prompt
         with _timed(self._loaded) as native:

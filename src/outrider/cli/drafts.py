@@ -49,7 +49,8 @@ def drafting_engine(
     from outrider import Engine
 
     second = draft.path if draft is not None and draft.method == "draft_model" else None
-    engine = Engine(model, draft_model=second, **settings)
+    # the same prompts are read by several methods, and each shall feed them
+    engine = Engine(model, draft_model=second, enable_prefix_caching=False, **settings)
     if draft is not None:
         head = {"head": draft.path} if draft.method in ("eagle", "medusa") else {}
         if head or options:
