@@ -140,6 +140,7 @@ def serve(
     outrider serve --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'
     """
     from outrider.cli.errors import CommandError
+    from outrider.server.app import create_app
     from outrider.server.logs import configure
     from outrider.server.process import listen, serve
     from outrider.server.settings import Keys, Limits, Settings, check_exposure, is_loopback
@@ -189,7 +190,7 @@ def serve(
             hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
             auditing=auditing,
         )
-        serve(opened, settings, listener)
+        serve(*create_app(opened, settings), listener)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from outrider.core import verify
-from outrider.core.cache import CacheFullError, Rows
+from outrider.core.cache import CacheFullError, Pages, Rows
 from outrider.core.params import ParameterError, SamplingParams
 from outrider.core.sampling import DrawError
 from outrider.core.sequence import Sequence
@@ -397,6 +397,11 @@ class Engine:
     def loaded(self) -> Loaded:
         """The target as it lies in memory: for another engine over it (`from_loaded`)."""
         return self._loaded
+
+    @property
+    def pages(self) -> Pages:
+        """Of the target's cache."""
+        return self.runner.pages
 
     @property
     def batch_size(self) -> int:

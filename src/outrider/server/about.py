@@ -7,35 +7,34 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from outrider.server.errors import ERRORS, ApiError
+from outrider.server.desk import VERSION, Desk
+from outrider.server.errors import ERRORS
 from outrider.server.metrics import CONTENT_TYPE
-from outrider.server.service import VERSION, Service
 
 __all__ = ["router"]
 
 
-def router(service: Service) -> APIRouter:
+def router(desk: Desk) -> APIRouter:
     routes = APIRouter()
 
     def card(name: str) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
-            "created": service.created,
+            "created": desk.created,
             "owned_by": "outrider",
-            "root": service.engine.files.name,
+            "root": desk.root,
             "parent": None,
-            "max_model_len": service.context,
+            "max_model_len": desk.context,
         }
 
     @routes.get("/health")
     async def health() -> Response:
-        """200 while texts are written; 503 if the engine or the ledger has failed, or the server is shutting down."""
-        if service.draining or not service.thread.alive:
-            state = "shutting down" if service.draining else "the engine has ended"
-            return JSONResponse({"status": state}, 503)
-        if service.recorder is not None and service.recorder.refusal is not None:
-            return JSONResponse({"status": f"the ledger cannot be written: {service.recorder.refusal}"}, 503)
+        """200 while texts can be written; 503 if the engine or the ledger failed, or the server is shutting down."""
+        if desk.draining or desk.fault is not None:
+            return JSONResponse({"status": "shutting down" if desk.draining else desk.fault}, 503)
+        if desk.recorder is not None and desk.recorder.refusal is not None:
+            return JSONResponse({"status": f"the ledger cannot be written: {desk.recorder.refusal}"}, 503)
         return JSONResponse({"status": "ok"})
 
     @routes.get("/version", responses=ERRORS)
@@ -45,19 +44,16 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """The served model under each of its names."""
-        return {"object": "list", "data": [card(name) for name in service.settings.names]}
+        return {"object": "list", "data": [card(name) for name in desk.settings.names]}
 
     @routes.get("/v1/models/{name:path}", responses=ERRORS)
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
+        desk.check_model(name)
         return card(name)
 
     @routes.get("/metrics", responses=ERRORS)
     async def metrics() -> Response:
         """For Prometheus."""
-        if not service.thread.alive:
-            raise ApiError(503, "the engine has ended")
-        memory = await service.thread.ask(lambda engine: engine.memory())
-        return Response(service.metrics.render(memory), media_type=CONTENT_TYPE)
+        return Response(await desk.metrics_page(), media_type=CONTENT_TYPE)
 
     return routes

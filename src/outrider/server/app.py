@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,25 +16,31 @@ from starlette.responses import Response
 from outrider.engine.engine import Engine
 from outrider.server import about, chat, completions, dashboard, responses, tokens
 from outrider.server.answers import ClientGoneError, error_answer
+from outrider.server.desk import VERSION, Desk
 from outrider.server.door import Door
 from outrider.server.errors import SCHEMA, ApiError, of_validation
-from outrider.server.service import VERSION, Service
+from outrider.server.service import Service
 from outrider.server.settings import Settings
 
-__all__ = ["create_app"]
+__all__ = ["assemble", "create_app"]
 
 
 def create_app(engine: Engine, settings: Settings) -> tuple[FastAPI, Service]:
     """The application over an engine, which belongs to it from now on, and the service behind its routes."""
     service = Service(engine, settings)
+    return assemble(service, [module.router(service) for module in (completions, chat, responses, tokens)]), service
+
+
+def assemble(desk: Desk, routers: Sequence[APIRouter]) -> FastAPI:
+    """The application over a desk, with the routes that write texts."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        await desk.start()
         try:
             yield
         finally:
-            await service.stop()
+            await desk.stop()
 
     app = FastAPI(
         title="Outrider",
@@ -43,15 +49,15 @@ def create_app(engine: Engine, settings: Settings) -> tuple[FastAPI, Service]:
         lifespan=lifespan,
         docs_url=None,  # these two pages fetch their scripts from elsewhere
         redoc_url=None,
-        middleware=[*_cors(settings), Middleware(Door, service=service)],
+        middleware=[*_cors(desk.settings), Middleware(Door, desk=desk)],
     )
-    for module in (about, completions, chat, responses, tokens):
-        app.include_router(module.router(service))
-    if settings.dashboard:
-        app.include_router(dashboard.router(service))
+    for router in (about.router(desk), *routers):
+        app.include_router(router)
+    if desk.settings.dashboard:
+        app.include_router(dashboard.router(desk))
     _answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    return app, service
+    return app
 
 
 def _cors(settings: Settings) -> list[Middleware]:

@@ -18,11 +18,12 @@ from outrider.engine.results import Result
 from outrider.server.answers import EventStream, finish_reason, unless_gone, usage
 from outrider.server.body import Body, SamplingFields, TextPart, joined, names
 from outrider.server.completions import MAX_LOGPROBS
+from outrider.server.desk import visit_of
 from outrider.server.engine_thread import Piece, Work
 from outrider.server.errors import ERRORS
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.metrics import speculative_decoding
-from outrider.server.service import Service, visit_of
+from outrider.server.service import Service
 from outrider.server.tools import (
     FORMATS,
     TOLD,

@@ -15,11 +15,12 @@ from outrider.core.params import ParameterError
 from outrider.engine.results import Result
 from outrider.server.answers import EventStream, finish_reason, unless_gone, usage
 from outrider.server.body import SamplingFields, names
+from outrider.server.desk import visit_of
 from outrider.server.engine_thread import Piece, Work
 from outrider.server.errors import ERRORS
 from outrider.server.logprobs import CompletionLogprobs
 from outrider.server.metrics import speculative_decoding
-from outrider.server.service import Service, visit_of
+from outrider.server.service import Service
 from outrider.server.trace import Trace
 
 __all__ = ["CompletionRequest", "router"]

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from outrider.server.desk import VERSION, Desk
 from outrider.server.errors import ERRORS
-from outrider.server.service import VERSION, Service
 
 __all__ = ["FREE_PATHS", "STATE_PATH", "router"]
 
@@ -45,7 +45,7 @@ _HEADERS = {
 }
 
 
-def router(service: Service) -> APIRouter:
+def router(desk: Desk) -> APIRouter:
     routes = APIRouter()
 
     def add(name: str) -> None:
@@ -69,20 +69,20 @@ def router(service: Service) -> APIRouter:
 
         Its form may change with each version.
         """
-        assert service.history is not None  # there is no such route otherwise
+        assert desk.history is not None  # there is no such route otherwise
         return {
             "server": {
                 "version": VERSION,
-                "name": service.name,
-                "started": service.created,
-                "draining": service.draining,
-                "context": service.context,
-                "chat": service.tokenizer.template is not None,
-                "fingerprint": service.fingerprint,
+                "name": desk.name,
+                "started": desk.created,
+                "draining": desk.draining,
+                "context": desk.context,
+                "chat": desk.chats,
+                "fingerprint": desk.fingerprint,
             },
-            "models": service.weights,
-            "drafters": {"own": service.engine.default_drafter, "offered": list(service.settings.drafters)},
-            **service.history.state(since, service.jobs, time.perf_counter()),
+            "models": desk.weights,
+            "drafters": {"own": desk.own_drafter, "offered": list(desk.settings.drafters)},
+            **desk.history.state(since, desk.jobs, time.perf_counter()),
         }
 
     return routes

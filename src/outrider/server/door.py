@@ -20,7 +20,7 @@ from outrider.server.errors import ApiError
 from outrider.server.visit import Visit
 
 if TYPE_CHECKING:
-    from outrider.server.service import Service
+    from outrider.server.desk import Desk
 
 __all__ = ["Door"]
 
@@ -35,8 +35,8 @@ QUIET_PATHS = (*OPEN_PATHS, "/metrics", STATE_PATH)  # asked for again and again
 class Door:
     """The outermost layer. One line of the log and one count in the metrics per request, however it ends."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+        self._app, self._desk = app, desk
         self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +88,7 @@ class Door:
 
     def _check_host(self, headers: Headers) -> None:
         """Against pages that a name server made to look like this machine's own (DNS rebinding)."""
-        hosts = self._service.settings.hosts
+        hosts = self._desk.settings.hosts
         if not hosts:
             return
         try:
@@ -99,7 +99,7 @@ class Door:
             raise ApiError(403, f"the host {name!r} is not answered here", code="unknown_host")
 
     def _check_key(self, path: str, headers: Headers) -> str | None:
-        keys = self._service.settings.keys
+        keys = self._desk.settings.keys
         if not keys or path in OPEN_PATHS:
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
@@ -111,14 +111,14 @@ class Door:
         return name
 
     def _check_room(self) -> None:
-        most = self._service.settings.limits.requests
+        most = self._desk.settings.limits.requests
         if self._inside > most:
             raise ApiError(
-                503, f"{most} requests are open, which is all", code="full", retry_after=self._service.patience()
+                503, f"{most} requests are open, which is all", code="full", retry_after=self._desk.patience()
             )
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        limits = self._service.settings.limits
+        limits = self._desk.settings.limits
         too_large = ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes", code="body_too_large")
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length[:20]) > limits.body_bytes:
@@ -145,11 +145,11 @@ class Door:
     def _note(self, scope: Scope, headers: Headers, visit: Visit) -> None:
         seconds = time.perf_counter() - visit.started
         route = getattr(scope.get("route"), "path", "none")
-        self._service.metrics.answered(route, visit.method, visit.status, seconds)
-        if self._service.tracing is not None:
-            self._service.tracing.visited(visit, route, headers, seconds)
-        if self._service.recorder is not None:
-            self._service.recorder.visited(visit, route, seconds)
+        self._desk.metrics.answered(route, visit.method, visit.status, seconds)
+        if self._desk.tracing is not None:
+            self._desk.tracing.visited(visit, route, headers, seconds)
+        if self._desk.recorder is not None:
+            self._desk.recorder.visited(visit, route, seconds)
         fields = {
             "request_id": visit.id,
             "method": visit.method,

@@ -15,18 +15,19 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.results import Delta, Result, TokenLogprobs
 from outrider.engine.speculation import Speculation
+from outrider.server.texts import Watcher
 
-__all__ = ["EngineFaultError", "EngineThread", "Job", "NeverBegunError", "Piece", "Watcher", "Work"]
+__all__ = ["EngineFaultError", "EngineThread", "Job", "NeverBegunError", "Piece", "Work"]
 
 T = TypeVar("T")
 log = logging.getLogger("outrider.engine")
@@ -59,14 +60,6 @@ class Piece:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()  # with the first piece, if they were asked for
     result: Result | None = None  # with the last piece
-
-
-class Watcher(Protocol):
-    """Who counts: called in the event loop, with the time of `time.perf_counter` at which the step ended."""
-
-    def delta(self, job: Job, index: int, delta: Delta, now: float) -> None: ...
-
-    def ended(self, job: Job, index: int, result: Result, now: float) -> None: ...
 
 
 class Job:
@@ -109,6 +102,16 @@ class Job:
     def open(self) -> int:
         """Texts that have not ended."""
         return self._open
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all texts together."""
+        return sum(len(work.tokens) for work in self.works)
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """They are written here."""
+        return {}
 
     async def admitted(self) -> None:
         """Wait until the engine has taken all texts; raises what it refused them with."""

@@ -6,17 +6,17 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import astuple, dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from outrider.engine.engine import Engine
 from outrider.engine.results import Delta, Result, Step
 from outrider.engine.speed import Speed
-from outrider.server.engine_thread import Job
+from outrider.engine.transitions import Mode, Transition
+from outrider.server.texts import Texts
 
-__all__ = ["History", "Sample"]
+__all__ = ["History", "Pages", "Sample", "Writing"]
 
 _SECONDS = 600  # that the time axis reaches back
 _LATENCIES = 2048  # of each kind
@@ -79,24 +79,65 @@ class _Acceptance:
         }
 
 
-class History:
-    """Watches an engine's texts (`engine_thread.Watcher`); belongs to the event loop."""
+class Pages(Protocol):
+    """Of the cache; none where it is not known."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+
+class Writing(Protocol):
+    """Who writes the texts: `Engine`, or other servers together. Safe to read from the event loop."""
+
+    @property
+    def running(self) -> Sized: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def preemptions(self) -> int: ...
+
+    @property
+    def pages(self) -> Pages: ...
+
+    @property
+    def modes(self) -> Mapping[str, Mode]: ...
+
+    @property
+    def transitions(self) -> Sequence[Transition]: ...
+
+    @property
+    def speed(self) -> Speed: ...
+
+
+class History:
+    """Watches texts (`texts.Watcher`); belongs to the event loop."""
+
+    def __init__(self, engine: Writing, clock: Callable[[], float] = time.time) -> None:
         self._engine, self._clock = engine, clock
         self._first = 0  # number of the oldest sample
         self._samples: deque[Sample] = deque(maxlen=_SECONDS)
         self._ttft: deque[float] = deque(maxlen=_LATENCIES)
         self._itl: deque[float] = deque(maxlen=_LATENCIES)
         self._steps: deque[Step] = deque(maxlen=_STEPS)
-        self._written: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
+        self._written: WeakKeyDictionary[Texts, int] = WeakKeyDictionary()
         self._ended: Counter[str] = Counter()  # texts, by reason
         self._tokens = self._drafted = self._accepted = 0  # since the start
         self._before = (0, 0, 0)
         self._speed = Speed()
         self._drafters: set[str] = set()  # that drafted in this second
 
-    def delta(self, job: Job, index: int, delta: Delta, now: float) -> None:
+    def delta(self, job: Texts, index: int, delta: Delta, now: float) -> None:
         """A step added to a text."""
         step = delta.step
         if step is not None and step.drafted:
@@ -113,7 +154,7 @@ class History:
         else:
             self._ttft.append(now - job.submitted)
 
-    def ended(self, job: Job, index: int, result: Result, now: float) -> None:
+    def ended(self, job: Texts, index: int, result: Result, now: float) -> None:
         """A text has its end."""
         self._ended[result.finish_reason] += 1
 
@@ -127,7 +168,7 @@ class History:
         """Close a second."""
         engine, speed = self._engine, self._engine.speed
         tokens, drafted, accepted = (new - old for new, old in zip(self._sums, self._before, strict=True))
-        pages = engine.runner.pages
+        pages = engine.pages
         if len(self._samples) == _SECONDS:
             self._first += 1
         self._samples.append(
@@ -144,7 +185,7 @@ class History:
                 accepted=accepted,
                 running=len(engine.running),
                 waiting=engine.waiting,
-                cache=1 - pages.free / pages.count,
+                cache=1 - pages.free / pages.count if pages.count else 0.0,
             )
         )
         self._before, self._speed = self._sums, speed
@@ -162,9 +203,9 @@ class History:
         on = any(modes.get(drafter, "speculative") == "speculative" for drafter in self._drafters)
         return "speculative" if on else "probing"
 
-    def state(self, since: int, jobs: Iterable[Job], now: float) -> dict[str, Any]:
+    def state(self, since: int, jobs: Iterable[Texts], now: float) -> dict[str, Any]:
         """Ready for JSON. `since`: the number of the first sample wanted; `now`: of `time.perf_counter`."""
-        engine, pages = self._engine, self._engine.runner.pages
+        engine, pages = self._engine, self._engine.pages
         first = max(since, self._first)
         rows = [_row(sample) for sample in list(self._samples)[first - self._first :]]
         return {
@@ -203,14 +244,14 @@ class History:
             found.setdefault(step.drafter, _Acceptance()).add(step)
         return {drafter: acceptance.as_dict() for drafter, acceptance in found.items()}
 
-    def _requests(self, jobs: Iterable[Job], now: float) -> list[dict[str, Any]]:
+    def _requests(self, jobs: Iterable[Texts], now: float) -> list[dict[str, Any]]:
         """Those that run or wait, oldest first."""
         there = sorted(jobs, key=lambda job: job.submitted)[:_RUNNING]
         return [
             {
                 "seconds": round(now - job.submitted, 3),
                 "texts": job.open,
-                "prompt_tokens": sum(len(work.tokens) for work in job.works),
+                "prompt_tokens": job.prompt_tokens,
                 "written": self._written.get(job, 0),
                 "begun": any(job.begun),
             }

@@ -17,9 +17,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.results import Delta, Result, Step
 
 if TYPE_CHECKING:
-    from outrider.server.engine_thread import Job
+    from outrider.server.texts import Texts
 
-__all__ = ["CONTENT_TYPE", "Metrics", "speculative_decoding"]
+__all__ = ["CONTENT_TYPE", "EngineState", "Metrics", "speculative_decoding"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (
@@ -51,14 +51,13 @@ _PER_STEP = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 
 
 class Metrics:
-    """Watches an engine's texts (`engine_thread.Watcher`) and the HTTP requests of one server."""
+    """Watches texts (`texts.Watcher`) and the HTTP requests of one server."""
 
-    def __init__(self, model: str, engine: Engine, version: str) -> None:
+    def __init__(self, model: str, state: Collector) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._positions: list[Counter] = []
-        self._state = _State(model, engine, version)
-        self.registry.register(self._state)
+        self.registry.register(state)
 
         def counter(name: str, help: str) -> Counter:
             made = Counter(name, help, ["model_name"], registry=self.registry)
@@ -104,7 +103,7 @@ class Metrics:
             "outrider_http_seconds", "From the request to the end of its answer.", ["route"], registry=self.registry
         )
 
-    def delta(self, job: Job, index: int, delta: Delta, now: float) -> None:
+    def delta(self, job: Texts, index: int, delta: Delta, now: float) -> None:
         """A step added to a text."""
         step = delta.step
         if step is not None and step.drafted:
@@ -123,7 +122,7 @@ class Metrics:
         else:
             self._ttft.observe(now - job.submitted)
 
-    def ended(self, job: Job, index: int, result: Result, now: float) -> None:
+    def ended(self, job: Texts, index: int, result: Result, now: float) -> None:
         """A text has its end, if only by being cancelled."""
         usage = result.usage
         self._success.labels(
@@ -144,9 +143,8 @@ class Metrics:
         self._http.labels(route, method, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
-    def render(self, memory: Mapping[str, int]) -> bytes:
-        """The page that Prometheus reads. `memory`: what `Engine.memory` said in the engine's thread."""
-        self._state.memory = memory
+    def render(self) -> bytes:
+        """The page that Prometheus reads."""
         return generate_latest(self.registry)
 
     def _by_position(self, accepted: int) -> list[Counter]:
@@ -155,19 +153,19 @@ class Metrics:
         return self._positions[:accepted]
 
 
-class _State(Collector):
+class EngineState(Collector):
     """What is read from the engine when somebody asks. Plain reads of whole numbers: safe from another thread."""
 
     def __init__(self, model: str, engine: Engine, version: str) -> None:
         self._model, self._engine, self._version = model, engine, version
-        self.memory: Mapping[str, int] = {}
+        self.memory: Mapping[str, int] = {}  # what `Engine.memory` said in the engine's thread
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterator[Metric]:
         engine, model = self._engine, self._model
-        pages, speed = engine.runner.pages, engine.speed
+        pages, speed = engine.pages, engine.speed
 
         def gauge(name: str, help: str, value: float) -> Metric:
             family = GaugeMetricFamily(name, help, labels=["model_name"])

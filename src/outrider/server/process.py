@@ -16,11 +16,10 @@ import sys
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
-from outrider.engine.engine import Engine
-from outrider.server.app import create_app
-from outrider.server.service import Service
-from outrider.server.settings import Settings, SettingsError
+from outrider.server.desk import Desk
+from outrider.server.settings import SettingsError
 
 __all__ = ["listen", "serve"]
 
@@ -53,10 +52,9 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
-def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
+def serve(app: FastAPI, desk: Desk, listener: socket.socket) -> None:
     """Serve until a signal says to end. Returns when all is closed."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    app, service = create_app(engine, settings)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -66,14 +64,14 @@ def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=15,
         ws="none",
     )
-    _Server(config, service).run(sockets=[listener])
+    _Server(config, desk).run(sockets=[listener])
     log.info("ended")
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
         super().__init__(config)
-        self._service = service
+        self._desk = desk
         self._ending: asyncio.Task[None] | None = None
         self._signals = 0
 
@@ -83,7 +81,7 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            log.info("serving %s at http://%s:%d/v1", self._service.name, shown, port)
+            log.info("serving %s at http://%s:%d/v1", self._desk.name, shown, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Runs between two bytecodes of the main thread, as signal handlers do."""
@@ -97,5 +95,5 @@ class _Server(uvicorn.Server):
         self._ending = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
-        await self._service.drain()
+        await self._desk.drain()
         self.should_exit = True

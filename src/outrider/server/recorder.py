@@ -7,11 +7,11 @@ that nobody waited for. Error messages are left out of rows: they may quote what
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -20,13 +20,13 @@ from outrider.audit.store import Event
 from outrider.audit.writer import Writer
 from outrider.engine.engine import Engine
 from outrider.engine.results import Result
-from outrider.engine.transitions import Transition
+from outrider.engine.transitions import Listener, Transition
 from outrider.server.visit import Visit
 
 if TYPE_CHECKING:
     from outrider.server.settings import Auditing, Settings
 
-__all__ = ["Recorder"]
+__all__ = ["Recorded", "Recorder", "identity"]
 
 _GONE = 499
 _PARAMETERS = (
@@ -35,16 +35,41 @@ _PARAMETERS = (
 )  # fmt: skip
 
 
+class Recorded(Protocol):
+    """Who writes the texts: `Engine`, or other servers together."""
+
+    @property
+    def default_drafter(self) -> str: ...
+
+    @property
+    def drafters(self) -> Sequence[str]:
+        """Those that were loaded here."""
+        ...
+
+    def provenance(self, drafter: str) -> Mapping[str, Any]: ...
+
+    def watch(self, listener: Listener) -> Callable[[], None]: ...
+
+
 class Recorder(Collector):
     """Turns what happens into records. Belongs to the event loop; changes of mode come on the engine's thread."""
 
-    def __init__(self, auditing: Auditing, model: str, engine: Engine) -> None:
-        self._auditing, self._model, self._engine = auditing, model, engine
+    def __init__(
+        self,
+        auditing: Auditing,
+        model: str,
+        writing: Recorded,
+        identity: Callable[[], Mapping[str, Any]],
+        decode: Callable[..., str] | None,
+    ) -> None:
+        """`identity` tells what the model is, and may read its files; `decode` makes the texts that are kept."""
+        self._auditing, self._model, self._writing = auditing, model, writing
+        self._identity, self._decode = identity, decode
         self._writer = Writer(auditing.ledger, policy=auditing.on_error, keep_seconds=auditing.keep_seconds)
         self._waiting: dict[int, _Served] = {}  # answers whose texts have not all ended
         self._known: set[str] = set()  # drafters that are recorded
         self._served = 0
-        self._unwatch = engine.watch(self._changed)
+        self._unwatch = writing.watch(self._changed)
 
     @property
     def refusal(self) -> str | None:
@@ -60,9 +85,9 @@ class Recorder(Collector):
                 time.time(),
                 {
                     **self._auditing.origin,
-                    "model": _model(self._engine),
+                    "model": self._identity(),
                     "served_as": list(settings.names),
-                    "drafter": self._engine.default_drafter,
+                    "drafter": self._writing.default_drafter,
                     "request_drafters": list(settings.drafters),
                     "keys": settings.keys.names,
                     "ledger": {
@@ -92,7 +117,7 @@ class Recorder(Collector):
         if visit.job is None and self.refusal is not None:
             self._writer.miss()  # refused because nothing can be written: only their number is kept
             return
-        served = _Served(time.time(), visit, route, seconds, self._model, self._decode())
+        served = _Served(time.time(), visit, route, seconds, self._model, self._decode)
         if visit.job is None:
             self._put(served)
         else:
@@ -104,16 +129,17 @@ class Recorder(Collector):
         self._tell_drafters()
         self._writer.put(served)
 
-    def _decode(self) -> Callable[..., str] | None:
-        return self._engine.tokenizer.decode if self._auditing.with_text else None
+    def tell(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Something else that an auditor wants to know."""
+        self._writer.put(Event(kind, time.time(), dict(body)))
 
     def _tell_drafters(self) -> None:
         """Methods that were loaded since; a request that is the first to name one has loaded it."""
-        for name in self._engine.drafters:
+        for name in self._writing.drafters:
             if name not in self._known:
                 self._known.add(name)
                 if name != "none":
-                    self._writer.put(_Loaded(time.time(), self._engine, name))
+                    self._writer.put(_Loaded(time.time(), self._writing, name))
 
     def _changed(self, transition: Transition) -> None:
         told = transition.as_dict()
@@ -151,7 +177,7 @@ class _Loaded:
     """A drafter was loaded. What it was loaded from is hashed by the thread that writes."""
 
     time: float
-    engine: Engine
+    writing: Recorded
     name: str
 
     @property
@@ -159,7 +185,7 @@ class _Loaded:
         return "drafter"
 
     def body(self) -> Mapping[str, Any]:
-        return self.engine.provenance(self.name)
+        return self.writing.provenance(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +237,10 @@ class _Served:
                 "prediction": speculation.prediction is not None,
             },
             "texts": len(job.works),
-            "prompt_tokens": sum(len(work.tokens) for work in job.works),
+            "prompt_tokens": job.prompt_tokens,
             "finish_reasons": [result.finish_reason for result in results],
             **_counts(results),
+            **job.origin,
         }
         if self.decode is not None:
             out["prompts"] = [self.decode(work.tokens, skip_special=False) for work in job.works]
@@ -257,7 +284,8 @@ def _failed(error: str) -> str:
     return ": ".join(error.removeprefix("drafter ").split(": ")[:2])
 
 
-def _model(engine: Engine) -> dict[str, Any]:
+def identity(engine: Engine) -> dict[str, Any]:
+    """Of the model that an engine runs. Reads its files."""
     files, template = engine.files, engine.tokenizer.template
     return {
         "name": files.name,

@@ -17,9 +17,10 @@ from outrider.engine.results import Result
 from outrider.server.answers import EventStream, finish_reason, unless_gone
 from outrider.server.body import Body, JsonSchema, Prediction, ResponseFormat, SpeculationFields, names
 from outrider.server.chat import ChatRequest, Message, plan_of
+from outrider.server.desk import visit_of
 from outrider.server.errors import ERRORS
 from outrider.server.metrics import speculative_decoding
-from outrider.server.service import Service, visit_of
+from outrider.server.service import Service
 
 __all__ = ["ResponsesRequest", "router"]
 

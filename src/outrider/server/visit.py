@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.server.engine_thread import Job
+    from outrider.server.texts import Texts
 
 __all__ = ["Visit"]
 
@@ -28,7 +28,7 @@ class Visit:
     status: int = 0
     started: float = field(default_factory=time.perf_counter)
     record: dict[str, Any] = field(default_factory=dict)
-    job: Job | None = None  # the texts that it asked for, once they were handed to the engine
+    job: Texts | None = None  # those that it asked for, once they were handed to who writes them
 
     @classmethod
     def new(cls, offered: str, method: str, path: str, client: str) -> Visit:
