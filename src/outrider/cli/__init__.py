@@ -30,6 +30,7 @@ COMMANDS = {
     "advise": "Say which drafting method to run, on this machine or on other hardware.",
     "models": "List the known models and where they lie.",
     "pull": "Fetch a model into the cache folder.",
+    "export": "Write a model as a Hugging Face folder, for other engines.",
     "drafters": "List the drafting methods.",
     "train": "Train drafters on a target's own answers.",
 }

@@ -32,7 +32,7 @@ from outrider.models.digest import sha256_of_weights
 from outrider.models.errors import ModelError
 from outrider.models.layout import shapes
 from outrider.models.load import ModelFiles
-from outrider.models.tensor import Tensor
+from outrider.models.tensor import Tensor, bfloat16_bits
 
 __all__ = [
     "Eagle",
@@ -811,14 +811,8 @@ def _save_bf16(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     specs: dict[str, Any] = {}
     for name, value in arrays.items():
         halved = value.dtype == np.float32 and value.ndim > 1
-        kept = np.ascontiguousarray(_bfloat16(value) if halved else value)
+        kept = np.ascontiguousarray(bfloat16_bits(value) if halved else value)
         data[name] = kept
         kind = "bfloat16" if halved else names[str(value.dtype)]
         specs[name] = TensorSpec(dtype=kind, shape=list(value.shape), data_ptr=kept.ctypes.data, data_len=kept.nbytes)
     serialize_file(specs, str(path), {"format": "pt"})
-
-
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest bfloat16, ties to even."""
-    raw = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((raw + 0x7FFF + ((raw >> 16) & 1)) >> 16).astype(np.uint16)

@@ -12,7 +12,7 @@ from outrider.models.errors import ModelError
 from outrider.models.layout import check_config, check_tensors, shapes
 from outrider.models.tensor import Tensor
 
-__all__ = ["FAMILIES", "read_config", "rename"]
+__all__ = ["FAMILIES", "file_name", "read_config", "rename"]
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 MISTRAL_WINDOW: Final = 4096  # what a Mistral config means that does not say
@@ -74,7 +74,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
 def rename(stored: Mapping[str, Tensor], config: DecoderConfig, path: Path) -> dict[str, Tensor]:
     """The tensors by canonical name. Refuses missing and unknown ones by name."""
     where = str(path)
-    names = {name: _file_name(name) for name in shapes(config)}
+    names = {name: file_name(name) for name in shapes(config)}
     for theirs in names.values():
         if theirs not in stored:
             raise ModelError(f"{where}: tensor {theirs} is missing")
@@ -136,7 +136,8 @@ def _number(config: Mapping[str, Any], name: str, where: str, default: float) ->
         raise ModelError(f"{where}: {name} is too large a number") from None
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """Hugging Face's name of a tensor, from its canonical one."""
     if name in TOP:
         return TOP[name]
     _, layer, part = name.split(".")

@@ -17,7 +17,7 @@ import numpy as np
 from outrider.models.errors import ModelError
 from outrider.models.tensor import KINDS, Tensor
 
-__all__ = ["hint", "read_file", "read_folder", "read_json"]
+__all__ = ["INDEX", "SINGLE", "hint", "read_file", "read_folder", "read_json"]
 
 DTYPES: Final = ("F32", "F16", "BF16")
 LONGEST_HEADER: Final = 100 << 20  # the format's own limit

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider.models.errors import ModelError
 
-__all__ = ["KINDS", "Kind", "Tensor"]
+__all__ = ["KINDS", "Kind", "Tensor", "bfloat16_bits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +119,9 @@ class Tensor:
         if data.nbytes != rows * width:
             raise ModelError(f"tensor {name} has {data.nbytes} bytes, but {list(shape)} in {kind} takes {rows * width}")
         return cls(name, kind, shape, data.reshape(rows, width))
+
+
+def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16, ties to even: numpy has no type for it. Any shape -> the same."""
+    raw = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((raw + 0x7FFF + ((raw >> 16) & 1)) >> 16).astype(np.uint16)

@@ -108,6 +108,13 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(name)
         return found
 
+    def name_of(self, token: int) -> str:
+        """The name of a token in the vocabulary. Raises ModelError for a token outside it."""
+        found: str | None = self._backend.id_to_token(token) if token >= 0 else None
+        if found is None:
+            raise ModelError(f"token {token} is outside the vocabulary of {self.vocabulary}")
+        return found
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any
     ) -> str:

@@ -22,23 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.cache import Rows
+from outrider.models.tensor import bfloat16_bits
 from outrider.runtime.runner import Feed, Runner
 from outrider.train.shards import Answer
 
 if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
 
-__all__ = ["Bits", "FeatureStore", "Reader", "runner_reader", "to_bits", "torch_reader"]
+__all__ = ["Bits", "FeatureStore", "Reader", "runner_reader", "torch_reader"]
 
 Bits = NDArray[np.uint16]  # bfloat16 values as their bits
 # texts -> the states of each, [n, W, D]
 Reader = Callable[[Sequence[NDArray[np.int32]]], list[Bits]]
-
-
-def to_bits(values: NDArray[np.float32]) -> Bits:
-    """float32 to the nearest bfloat16, ties to even."""
-    raw = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((raw + 0x7FFF + ((raw >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def runner_reader(runner: Runner, wants: Sequence[int], chunk: int = 512) -> Reader:
@@ -54,7 +49,7 @@ def runner_reader(runner: Runner, wants: Sequence[int], chunk: int = 512) -> Rea
                     tokens = text[start : start + chunk].tolist()
                     rows.reserve(len(tokens))
                     scores = runner.forward([Feed(rows, tokens)], wants)
-                    parts.append(to_bits(scores.hidden(0)))
+                    parts.append(bfloat16_bits(scores.hidden(0)))
                     rows.commit(len(tokens))
             finally:
                 rows.release()
