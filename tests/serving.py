@@ -17,6 +17,7 @@ from openai import OpenAI
 from outrider import Engine
 from outrider.models.chat_template import ChatTemplate
 from outrider.server.app import create_app
+from outrider.server.process import listen
 from outrider.server.service import Service
 from outrider.server.settings import Settings
 from rigs import Rig, files, loaded
@@ -63,7 +64,7 @@ def serving(engine: Engine | None = None, **settings: Any) -> Iterator[Running]:
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, ws="none")
     )
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # so that a slow reader shows soon
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()

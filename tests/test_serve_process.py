@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from openai import OpenAI
 
 from outrider.cli import main
+from outrider.server.process import listen
 from tiny import tiny_model, write_gguf
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "abcd abcd", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -134,3 +136,22 @@ def test_help_loads_no_server() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ})
     assert done.stderr == "set()\n"
     assert "serve" in done.stdout
+
+
+def test_a_chunk_of_a_stream_is_sent_at_once() -> None:
+    """No connection waits for the acknowledgement of an earlier chunk (Nagle's algorithm)."""
+
+    async def delays() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = listen("127.0.0.1", 0)
+        async with await asyncio.start_server(accept, sock=listener):
+            with socket.create_connection(listener.getsockname()):
+                return await accepted
+
+    assert asyncio.run(delays()) != 0
