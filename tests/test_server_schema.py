@@ -1,40 +1,65 @@
 """The OpenAPI document is true: requests made of it are answered as it says, and those that are not leave no trace.
 
-OUTRIDER_FUZZ sets how many requests are made of it in all (10,000 take some minutes); a few without it.
+OUTRIDER_FUZZ sets how many are sent in all: `OUTRIDER_FUZZ=10000 pytest -s tests/test_server_schema.py` takes some
+minutes and says what came of them. A few without it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import os
 import socket
-from collections import Counter
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from random import Random
+from random import SystemRandom
+from typing import Any
 
 import httpx2
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
 
+import fuzzing
 from outrider.server.settings import Limits
-from serving import MODEL, Running, serving, settled, tiny_engine
+from serving import MODEL, Running, serving, settled, tiny_engine, wait_until
 
 FULL = int(os.environ.get("OUTRIDER_FUZZ", "0"))
-ROUTES = (
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-    "POST /v1/responses",
-    "POST /tokenize",
-    "POST /detokenize",
-)
-STATUSES = {200, 400, 401, 404, 405, 408, 413, 429, 503}
+MEMORY = 0.05  # that the server may have grown by in the second half of a full run
+SEED = SystemRandom().randrange(2**32) if FULL else 7
 
 
-def resident() -> int:
-    """Bytes of memory that this process holds."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def shares(document: dict[str, Any], total: int) -> tuple[dict[tuple[str, str], int], int, int]:
+    """`total` requests as those made of each operation, bodies with changed bytes, and bytes that are no HTTP."""
+    operations = [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
+    out = {operation: max(2, total // 100) for operation in operations if operation[0] == "GET"}
+    bent, raw = max(20, total // 16), max(20, total // 20)
+    writes = [operation for operation in operations if operation[0] == "POST"]
+    assert {path for _, path in writes} == set(fuzzing.SOUND)
+    for left, operation in zip(range(len(writes), 0, -1), writes, strict=True):
+        out[operation] = (total - bent - raw - sum(out.values())) // left
+    return out, bent, raw
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process's own, the server's: the client is another one."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
+
+
+def held(running: Running) -> tuple[int, int, int]:
+    """Tasks of the event loop, threads and open files."""
+    loop = running.service.thread._loop
+    assert loop is not None
+    return len(asyncio.all_tasks(loop)), threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Executor]:
+    """The process that asks."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -46,86 +71,43 @@ def server() -> Iterator[Running]:
         assert not running.service.thread.faults
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_requests_made_of_the_document_are_answered(server: Running, route: str) -> None:
-    """Valid by the document and not: never 500, never silence, errors in OpenAI's form, and a status that the document
-    names. Half of the bodies ask for the model that is there, so that they reach the engine."""
-    method, path = route.split()
-    document = httpx2.get(f"{server.url}/openapi.json").json()
-    responses = document["paths"][path][method.lower()]["responses"]
-    schema = schemathesis.openapi.from_dict(document)
-    strategy = schema[path][method].as_strategy()
-    rng, seen = Random(path), Counter[int]()
-    count = max(5, FULL // len(ROUTES))
-
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        derandomize=not FULL,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=strategy)
-    def ask(case: schemathesis.Case) -> None:
-        body = case.body
-        if isinstance(body, dict):
-            body = dict(body)
-            if "model" in body and rng.random() < 0.5:
-                body["model"] = MODEL
-            if rng.random() < 0.5:  # only a body with few fields is likely to be sound as a whole
-                known = document["components"]["schemas"]
-                needed = known[_name(document, path)].get("required", [])
-                body = {key: value for key, value in body.items() if key in needed or rng.random() < 0.1}
-        answer = httpx2.request(method, f"{server.url}{path}", json=body, timeout=60)
-        seen[answer.status_code] += 1
-        assert answer.status_code in STATUSES, (body, answer.text)
-        assert str(answer.status_code) in responses or answer.status_code == 405
-        if answer.status_code != 200:
-            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-
-    before = resident()
-    ask()
-    settled(server)
-    assert seen.total() >= min(count, 5)
+def send(server: Running, client: Executor, total: int, seed: int) -> None:
+    """So many requests of all kinds, one after the other."""
+    operations, bent, raw = shares(httpx2.get(f"{server.url}/openapi.json").json(), total)
+    sent = 0
+    for (method, path), count in operations.items():
+        ask = partial(fuzzing.made_of_the_document, server.url, method, path, MODEL, count, fresh=bool(FULL))
+        seen = client.submit(ask).result()
+        assert seen[200], (path, seen)
+        sent += seen.total()
+        if FULL:
+            print(method, path, dict(seen), flush=True)
+    changed = client.submit(fuzzing.bent, server.url, MODEL, bent, seed).result()
+    nothing = client.submit(fuzzing.noise, int(server.url.rpartition(":")[2]), raw, seed).result()
+    assert sent + changed.total() + nothing.total() == total
     if FULL:
-        print(route, dict(seen), f"memory {before / 2**20:.1f} -> {resident() / 2**20:.1f} MiB")
-        assert seen[200], seen
+        print("changed bytes", dict(changed), "no HTTP", dict(nothing), flush=True)
 
 
-def _name(document: object, path: str) -> str:
-    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]  # type: ignore[index]
-    return str(body["$ref"].rpartition("/")[2])
-
-
-RAW = [
-    b"GET /nowhere HTTP/9.9\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 9\r\n\r\n{}",
-    b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"\r\n" * 50,
-    b"A" * 70_000,
-]
-
-
-def test_bytes_that_are_no_http_leave_no_trace(server: Running) -> None:
-    """Broken heads, other protocols and noise are refused or the connection is closed; the next client is served."""
-    rng = Random(7)
-    noise = [rng.randbytes(rng.randint(1, 200)) for _ in range(FULL or 20)]
-    port = int(server.url.rpartition(":")[2])
-    for raw in RAW + noise:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-            try:
-                connection.sendall(raw)
-                connection.shutdown(socket.SHUT_WR)
-                said = connection.recv(1 << 16)
-            except ConnectionError:
-                said = b""
-        assert not said or said.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (raw[:60], said[:60])
+def test_requests_made_of_the_document_leave_no_trace(server: Running, client: Executor) -> None:
+    """Valid by the document and not, with bytes changed, and no HTTP at all: never 500, never silence, errors in
+    OpenAI's form, and a status that the document names. Afterwards pages, tasks, threads and files are what they were;
+    in a full run, memory is what it was at its half."""
+    client.submit(len, ()).result()  # its process is there
+    send(server, client, 120, SEED)  # and the server's threads
     settled(server)
-    assert server.client.completions.create(model=MODEL, prompt="ab", max_tokens=1).choices
+    before = held(server)
+    memory: list[int] = []
+    for half in (1, 2) if FULL else ():
+        send(server, client, FULL // 2, SEED + half)
+        settled(server)
+        wait_until(lambda: held(server) <= before)
+        memory.append(anonymous())
+        print(f"{half * (FULL // 2):,} requests: tasks, threads, files {before} -> {held(server)}", end=", ")
+        print(f"memory {memory[-1] / 2**20:.1f} MiB", flush=True)
+    assert not memory or memory[1] <= memory[0] * (1 + MEMORY)
+    send(server, client, 120, SEED)
+    wait_until(lambda: held(server) <= before)
 
 
 def test_a_half_open_connection_costs_nothing(server: Running) -> None:
