@@ -94,7 +94,8 @@ class Play:
             assert chosen is not None
             accepted = min(right, chosen.guesses)
             rows += chosen.guesses
-            drafts = [Drafted("x", self.draft * 1e-3, [self.text], [chosen], [accepted])]
+            said = [*tree.tokens[1 : 1 + min(right, tree.guesses)], 5]
+            drafts = [Drafted("x", self.draft * 1e-3, [self.text], [chosen], [accepted], [tree], [said])]
         forward = 1 + self.row * (rows - self.texts)
         c.record(rows, False, 1e-3 * forward, drafts)
         c.settle([("x", [self.text])])
@@ -210,12 +211,12 @@ def test_boastful_chances_are_taken_down() -> None:
     boastful, honest = Controller(Costs()), Controller(Costs())
     for step in range(300):
         for controller, right in ((boastful, step % 10 == 0), (honest, True)):
-            (tree,) = controller.choose([chain(0.9, 0.81, 0.73)], ["x"], 1)
+            drafted = chain(0.9, 0.81, 0.73)
+            (tree,) = controller.choose([drafted], ["x"], 1)
             assert tree is not None
-            accepted = tree.guesses if right else 0
-            controller.record(
-                1 + tree.guesses, False, 1e-3 * (1 + 0.3 * tree.guesses), [Drafted("x", 0, [0], [tree], [accepted])]
-            )
+            accepted, said = (tree.guesses, [2, 2, 2, 5]) if right else (0, [5])
+            done = Drafted("x", 0, [0], [tree], [accepted], [drafted], [said])
+            controller.record(1 + tree.guesses, False, 1e-3 * (1 + 0.3 * tree.guesses), [done])
     sizes = [c.choose([chain(0.9, 0.81, 0.73)], ["x"], 1)[0] for c in (boastful, honest)]
     assert sizes[0] is not None
     assert sizes[1] is not None

@@ -106,7 +106,7 @@ def test_a_head_is_judged_by_what_came_true(monkeypatch: pytest.MonkeyPatch) -> 
     assert early < 50
     write(drafter, tokens, 400)
     assert early < len(head.asked) < early + 60
-    assert drafter._beliefs[module._HEAD_ALONE].scale < 0.5
+    assert drafter._beliefs.chance(module._Claims(None, 0.95)) < 0.5
 
 
 def test_a_head_that_is_right_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_head_that_is_right_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     write(drafter, [*PASSAGE, 60], 100, says=(90, 91, 92))
     assert len(head.asked) == 100
-    assert drafter._beliefs[module._HEAD_ALONE].scale > 1.1
+    assert drafter._beliefs.chance(module._Claims(None, 0.6)) > 0.9
 
 
 def test_each_text_is_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from outrider.core.tree import Tree
 from outrider.drafters import registry
 from outrider.drafters.base import Context, Drafter, DrafterError, Follower, Observation, PricedOptions, Request
+from outrider.drafters.calibration import Agreement, Calibration, share
 from outrider.drafters.costs import paying
 from outrider.drafters.pace import Paces
 from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
@@ -42,63 +43,64 @@ class AutoOptions(PricedOptions):
     )
 
 
-# Kinds of guesses in a tree of both sides: who made them, and whether the other side has other guesses in their place.
-_BOTH, _LOOKED_UP, _LOOKED_UP_ALONE, _HEAD_CONTESTED, _HEAD_ALONE = range(5)
-_SOURCES = (f"{Suffix.name}+{_HEAD}", Suffix.name, Suffix.name, _HEAD, _HEAD)  # by kind, as reports name them
+@dataclass(slots=True)
+class _Claims:
+    """What both sides claim of a guess once its parent is right; None where a side has no guesses in its place."""
+
+    looked_up: float | None
+    head: float | None
+
+    @property
+    def source(self) -> str:
+        """Who made it, as reports name it."""
+        if self.looked_up and self.head:
+            return f"{Suffix.name}+{_HEAD}"
+        return Suffix.name if self.looked_up else _HEAD
+
+
+class _Beliefs:
+    """What such claims are worth: where both sides guess, and where one of them does."""
+
+    __slots__ = ("_both", "_head", "_looked_up")
+
+    def __init__(self) -> None:
+        self._both, self._looked_up, self._head = Agreement(), Calibration(), Calibration()
+
+    def chance(self, claims: _Claims) -> float:
+        if claims.looked_up is None:
+            return self._head.chance(claims.head or 0.0)
+        if claims.head is None:
+            return self._looked_up.chance(claims.looked_up)
+        return self._both.chance(claims.looked_up, claims.head)
+
+    def saw(self, claims: _Claims, right: bool) -> None:
+        if claims.looked_up is None:
+            self._head.saw(claims.head or 0.0, right)
+        elif claims.head is None:
+            self._looked_up.saw(claims.looked_up, right)
+        else:
+            self._both.saw(claims.looked_up, claims.head, right)
 
 
 @dataclass(slots=True)
 class _Merged:
-    """A tree of both sides, and what was believed of its nodes."""
+    """A tree of both sides, and what was claimed of each node but the root."""
 
     guesses: Guesses
-    kinds: list[int] = field(default_factory=lambda: [-1])
-    shares: list[float] = field(default_factory=lambda: [1.0])  # claimed of each, once its parent is right
-    kept: frozenset[int] = frozenset()  # nodes that were proposed
-    end: int = 0  # length of the text
+    claims: list[_Claims] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class _Text:
-    """What the head has been worth in one text."""
+class _Asked:
+    """A step in which the head had a part, until it is known what came true."""
 
-    asked: _Merged | None = None  # the last tree with its guesses, until it is known what came true
-    expected: float = 0.0  # tokens that such trees were to bring lately, and those that they brought
-    came: float = 0.0
-
-    _PRIOR: ClassVar[float] = 4.0
-    _KEPT: ClassVar[float] = 0.95  # what is left of an old tree's weight after each one
-
-    @property
-    def honesty(self) -> float:
-        """Tokens that came of one that was expected."""
-        return (self.came + self._PRIOR) / (self.expected + self._PRIOR)
-
-    def saw(self, expected: float, came: int) -> None:
-        self.expected = self._KEPT * self.expected + expected
-        self.came = self._KEPT * self.came + came
-
-
-class _Belief:
-    """How often guesses of one kind come true, of those whose parent did, against what was claimed of them."""
-
-    __slots__ = ("_claimed", "_right")
-
-    _PRIOR = 2.0  # guesses that a belief begins with
-    _KEPT = 0.995
-    _MOST = 1.2
-
-    def __init__(self) -> None:
-        self._claimed = self._right = 0.0
-
-    @property
-    def scale(self) -> float:
-        """What to multiply claims with."""
-        return min((self._right + self._PRIOR) / (self._claimed + self._PRIOR), self._MOST)
-
-    def saw(self, claimed: float, right: bool) -> None:
-        self._claimed = self._KEPT * self._claimed + claimed
-        self._right = self._KEPT * self._right + right
+    merged: _Merged
+    kept: frozenset[int]  # nodes that were proposed
+    looked_up: Guesses
+    alone: frozenset[int]  # nodes that would have been proposed without the head
+    cost: float  # of the head and its rows, in what could have been written in that time
+    left: float  # how likely the looked-up guesses were wrong
+    end: int  # length of the text
 
 
 class Auto(Follower):
@@ -121,9 +123,10 @@ class Auto(Follower):
         self._head = _head(options, context)
         self.wants: tuple[int, ...] = self._head.wants if self._head else ()
         self._paces = Paces()  # of the head
-        self._texts: dict[int, _Text] = {}
-        self._beliefs = [_Belief() for _ in range(5)]
-        self._open = 0.8  # how likely the looked-up guesses are wrong where the head is asked
+        self._asked: dict[int, _Asked] = {}  # by text
+        self._beliefs = _Beliefs()
+        # what the head brings beyond the looked-up guesses, and how likely those are wrong where it is asked
+        self._gain, self._open = 0.8, 0.8
 
     @classmethod
     def forecast(cls, options: AutoOptions, context: Context) -> dict[str, int]:
@@ -173,7 +176,7 @@ class Auto(Follower):
 
     def forget(self, sequence: int) -> None:
         self._suffix.forget(sequence)
-        self._texts.pop(sequence, None)
+        self._asked.pop(sequence, None)
         self._paces.forget(sequence)
         if self._head is not None:
             self._head.forget(sequence)
@@ -206,7 +209,7 @@ class Auto(Follower):
         pace = self._paces.of(request.id)
         if not pace.wanted():
             return False
-        return not pace.on or max(pace.gain, pace.cost) * left > pace.cost * self._open
+        return not pace.on or self._gain * left > pace.cost * self._open
 
     def _both(
         self, request: Request, guesses: Guesses, tree: Tree, step: tuple[int, float, int, float]
@@ -216,48 +219,49 @@ class Auto(Follower):
         `step`: rows and tokens so far, texts, seconds of the head.
         """
         rows, gain, texts, seconds = step
-        merged = _merged(guesses, tree, [belief.scale for belief in self._beliefs])
-        sources = ("", *(_SOURCES[kind] for kind in merged.kinds[1:]))
+        merged = _merged(guesses, tree, self._beliefs)
+        sources = ("", *(claims.source for claims in merged.claims))
         kept, won, nodes = self._paying(request, merged.guesses, sources, rows, gain)
         if request.rejection:
             return kept, won
-        self._open += self._FOLLOW * (_open(guesses) - self._open)
-        text = self._texts.setdefault(request.id, _Text())
-        merged.kept, merged.end = frozenset(nodes), len(request.shaping.tokens)
-        text.asked = merged
-        curve = self._costs.curve
-        count, alone = _best(sorted(guesses.chances[1:], reverse=True), curve, rows, gain, request.budget)
-        last = len(curve) - 1
+        without, _, alone = self._paying(request, guesses, ("",) * len(guesses.tokens), rows, gain)
+        curve, last = self._costs.curve, len(self._costs.curve) - 1
         plain = curve[min(texts, last)] / texts  # what a plain step takes for one text
-        before = curve[min(rows + count, last)] - curve[min(rows, last)]
-        more = curve[min(rows + kept.guesses, last)] - curve[min(rows + count, last)]
+        before = curve[min(rows + without.guesses, last)] - curve[min(rows, last)]
+        more = curve[min(rows + kept.guesses, last)] - curve[min(rows + without.guesses, last)]
         unit = self._steps.unit
         cost = (self._HEAD_COST if unit is None else seconds / unit) + more
         # time is worth what could be written in it without the head
-        rate = (1 + alone) / (1 + before / plain)
-        self._paces.saw(request.id, won * text.honesty - alone, cost / plain * rate)
+        rate = (1 + sum(guesses.chances[node] for node in alone)) / (1 + before / plain)
+        end = len(request.shaping.tokens)
+        self._asked[request.id] = _Asked(
+            merged, frozenset(nodes), guesses, frozenset(alone), cost / plain * rate, _open(guesses), end
+        )
         return kept, won
 
     def _hear(self, request: Request) -> None:
-        """What came true of the last tree that the head had a part in."""
-        text = self._texts.get(request.id)
-        if text is None or text.asked is None:
+        """What came true of the last tree that the head had a part in, and would have without it."""
+        asked = self._asked.pop(request.id, None)
+        if asked is None:
             return
-        asked, text.asked = text.asked, None
-        children = _children(asked.guesses.parents)
-        node, came = 0, 0
-        for token in request.shaping.tokens[asked.end :]:
+        said = request.shaping.tokens[asked.end :]
+        merged = asked.merged
+        children, node, came = _children(merged.guesses.parents), 0, 0
+        for token in said:
             right = -1
             for child in children[node]:
-                hit = asked.guesses.tokens[child] == token
-                self._beliefs[asked.kinds[child]].saw(asked.shares[child], hit)
+                hit = merged.guesses.tokens[child] == token
+                self._beliefs.saw(merged.claims[child - 1], hit)
                 if hit:
                     right = child
             if right < 0:
                 break
             node = right
             came += node in asked.kept
-        text.saw(sum(asked.guesses.chances[node] for node in asked.kept), came)
+        gain = came - _true(asked.looked_up, said, asked.alone)
+        self._gain += self._FOLLOW * (gain - self._gain)
+        self._open += self._FOLLOW * (asked.left - self._open)
+        self._paces.saw(request.id, gain, asked.cost)
 
     def _paying(
         self, request: Request, guesses: Guesses, sources: tuple[str, ...], rows: int, gain: float
@@ -282,10 +286,10 @@ def _open(guesses: Guesses) -> float:
     return 1.0 - min(1.0, sum(c for c, parent in zip(guesses.chances, guesses.parents, strict=True) if parent == 0))
 
 
-def _merged(looked_up: Guesses, tree: Tree, scales: Sequence[float]) -> _Merged:
+def _merged(looked_up: Guesses, tree: Tree, beliefs: _Beliefs) -> _Merged:
     """One tree of both, from the root down, each guess with the chance that both sides give it together.
 
-    `scales` are what claims of each kind are multiplied with.
+    `beliefs` say what claims are worth.
     """
     own, theirs = _children(looked_up.parents), _children(tree.parents)
     chances = tree.chances or (1.0,) * len(tree)
@@ -298,39 +302,28 @@ def _merged(looked_up: Guesses, tree: Tree, scales: Sequence[float]) -> _Merged:
         other = {} if there is None else {tree.tokens[child]: child for child in theirs[there]}
         for token in dict.fromkeys((*one, *other)):
             a, b = one.get(token), other.get(token)
-            share, kind = _together(
-                None if a is None or here is None else _share(looked_up.chances, a, here),
-                None if b is None or there is None else _share(chances, b, there),
-                contested=bool(one and other),
+            claims = _Claims(
+                share(looked_up.chances, a, here or 0) if a is not None else 0.0 if one else None,
+                share(chances, b, there or 0) if b is not None else 0.0 if other else None,
             )
-            merged.shares.append(share)
-            merged.kinds.append(kind)
+            merged.claims.append(claims)
             out.tokens.append(token)
             out.parents.append(node)
-            out.chances.append(out.chances[node] * min(1.0, share * scales[kind]))
+            out.chances.append(out.chances[node] * beliefs.chance(claims))
             left.append((len(out.tokens) - 1, a, b))
     return merged
 
 
-def _together(looked_up: float | None, head: float | None, *, contested: bool) -> tuple[float, int]:
-    """What is claimed of a guess behind its parent by the sides that make it, and its kind.
-
-    Two that agree are nearly as good as two independent witnesses; a guess that the other side, which has others, does
-    not share is right less often than it claims, a short match most of all. How much less is learned (`_Belief`).
-    """
-    if looked_up is not None and head is not None:
-        return min(1.0, (max(looked_up, head) + 1 - (1 - looked_up) * (1 - head)) / 2), _BOTH
-    if looked_up is not None:
-        if contested:
-            return looked_up * (1 + looked_up) / 2, _LOOKED_UP
-        return looked_up, _LOOKED_UP_ALONE
-    assert head is not None
-    return head, _HEAD_CONTESTED if contested else _HEAD_ALONE
-
-
-def _share(chances: Sequence[float], node: int, parent: int) -> float:
-    """The chance of a node once its parent is right."""
-    return min(1.0, chances[node] / chances[parent]) if chances[parent] > 0 else 0.0
+def _true(guesses: Guesses, said: Sequence[int], nodes: frozenset[int]) -> int:
+    """How many of these nodes came true."""
+    node = count = 0
+    for token in said:
+        after = [n for n in nodes if guesses.parents[n] == node and guesses.tokens[n] == token]
+        if not after:
+            break
+        node = after[0]
+        count += 1
+    return count
 
 
 def _children(parents: Sequence[int]) -> list[list[int]]:

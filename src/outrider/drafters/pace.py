@@ -7,8 +7,11 @@ that they took, in units of what a plain step takes for that text.
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 __all__ = ["Pace", "Paces"]
+
+_Some = TypeVar("_Some", bound="Pace")
 
 
 class Pace:
@@ -47,9 +50,11 @@ class Pace:
         self._lost = self._won = 0.0
         self._wait = 0  # steps until the next trial
 
-    def begin(self, *, on: bool | None = None) -> Pace:
+    def begin(self) -> Pace:
         """Of another text, of which nothing is known yet but what is usual."""
-        new = Pace(on=self.on if on is None else on, gain=min(self.gain, self.cost + 0.5), cost=self.cost)
+        return self._hand_on(Pace(on=self.on, gain=min(self.gain, self.cost + 0.5), cost=self.cost))
+
+    def _hand_on(self, new: _Some) -> _Some:
         new.level = min(self.level, 0.5)
         new._price, new._need = self._price, self._need
         new._wait = 0 if new.on else self._wait
@@ -86,7 +91,7 @@ class Pace:
             if self._seen == self._LASTING:
                 self._need = self._WON
             self._lost = max(0.0, self._lost + cost - gain)
-            if self._seen >= self._TRIAL and (self._lost > self._LOST or self.level < self._least()):
+            if self._seen >= self._TRIAL and self._fails():
                 self._drop()
             return
         self._won = max(0.0, self._won + min(gain - cost, self._MOST) - self._ALLOWANCE)
@@ -102,6 +107,10 @@ class Pace:
         if self.on and self._lost > self._BEHIND:
             self._drop()
 
+    def _fails(self) -> bool:
+        """Whether it is to be dropped."""
+        return self._lost > self._LOST or self.level < self._least()
+
     def _drop(self) -> None:
         self.on, self._won = False, 0.0
         self._wait = self._interval()
@@ -112,6 +121,38 @@ class Pace:
     def _interval(self) -> int:
         """Steps between trials, so that they take no more than their share of the time."""
         return max(0, min(math.ceil(self._price / self._SPENT) - 1, self._LONGEST))
+
+
+class _Usual(Pace):
+    """Of one kind of guesses in most texts: one that goes badly for once is no reason to begin the next one without.
+
+    Dropped when the last hundreds of steps have lost time together, a lucky step counting for little more than one
+    token. What it begins with weighs as little as it can be found out in one text.
+    """
+
+    __slots__ = ("_net", "_weight")
+
+    _FIRST, _PRIOR = 0.2, 24.0  # plain steps won per step, and the steps that this belief counts for
+    _MEMORY = 160.0  # steps
+
+    def __init__(self, *, on: bool = True, gain: float = 0.5, cost: float = 0.1) -> None:
+        super().__init__(on=on, gain=gain, cost=cost)
+        self._net, self._weight = self._FIRST, self._PRIOR
+
+    def elsewhere(self, *, on: bool) -> _Usual:
+        """With another number of texts."""
+        return self._hand_on(_Usual(on=on, gain=min(self.gain, self.cost + 0.5), cost=self.cost))
+
+    def saw(self, gain: float, cost: float) -> None:
+        was = self.on
+        self._weight = min(self._weight + 1, self._MEMORY)
+        self._net += (min(gain, 1.0 + cost) - cost - self._net) / self._weight
+        super().saw(gain, cost)
+        if self.on and not was:
+            self._net, self._weight = self._FIRST, self._PRIOR
+
+    def _fails(self) -> bool:
+        return self._net < 0
 
 
 class Paces:
@@ -126,12 +167,12 @@ class Paces:
 
     def __init__(self) -> None:
         self._texts: dict[int, Pace] = {}
-        self._usual: dict[int, Pace] = {0: Pace()}
+        self._usual: dict[int, _Usual] = {0: _Usual()}
         self._class = 0  # power of two next to the number of texts
         self._power = 0.0  # the number of texts lately, as a power of two
 
     @property
-    def usual(self) -> Pace:
+    def usual(self) -> _Usual:
         """What is usual with as many texts as run now."""
         return self._usual[self._class]
 
@@ -148,7 +189,7 @@ class Paces:
         if self._class not in self._usual:
             # what pays beside many texts pays beside few
             fewer = any(self._class < known for known in self._usual)
-            self._usual[self._class] = before.begin(on=before.on or fewer)
+            self._usual[self._class] = before.elsewhere(on=before.on or fewer)
         for id, pace in self._texts.items():
             if pace.on != self.usual.on:
                 self._texts[id] = self.usual.begin()

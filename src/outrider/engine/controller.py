@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.tree import Tree
+from outrider.drafters.calibration import Calibration
 from outrider.drafters.costs import Costs, paying
 from outrider.drafters.pace import Paces
 from outrider.engine.transitions import Figures, Mode, Reason, Transitions
@@ -27,6 +28,8 @@ class Drafted:
     texts: Sequence[int]  # the sequences that it was asked for
     trees: Sequence[Tree]  # of each, as it was checked
     accepted: Sequence[int]  # guesses of each that came true
+    proposed: Sequence[Tree]  # of each, as it was drafted
+    said: Sequence[Sequence[int]]  # the tokens that the target wrote behind each root
 
 
 class _Floor:
@@ -92,8 +95,7 @@ class _Record:
     held: bool = False  # whether it is plain because of the floor
     against: int = 0  # steps in a row in which most of its texts went on in the other mode
     loaded: int = 0  # steps for which another class of load may be the reason of what changes
-    claimed: float = 4.0  # guesses that it said would come true, and those that did
-    came_true: float = 4.0
+    calibration: Calibration = field(default_factory=Calibration)
     # by depth: the share of the last steps that guessed so deep, and that were right so far
     tried: list[float] = field(default_factory=list)
     right: list[float] = field(default_factory=list)
@@ -262,10 +264,10 @@ class Controller:
         self._transitions.change(name, mode, reason, self._steps, texts, figures)
 
     def _learn(self, record: _Record, draft: Drafted) -> None:
+        for tree, said in zip(draft.proposed, draft.said, strict=True):
+            record.calibration.saw_tree(tree, said)
         for tree, accepted in zip(draft.trees, draft.accepted, strict=True):
             if tree.chances is not None:
-                record.claimed += self._PACE * (sum(tree.chances[1:]) - record.claimed * bool(tree.guesses))
-                record.came_true += self._PACE * (accepted - record.came_true * bool(tree.guesses))
                 continue
             deepest = max(tree.depths())
             record.right += [0.0] * (deepest - len(record.right))
@@ -284,9 +286,7 @@ class Controller:
             return self._by_depth(tree, self._record(name)) if self.live else None
         if not self.live:
             return tree.chances
-        record = self._record(name)
-        honesty = min(record.came_true / record.claimed, 1.5)
-        return [1.0, *(min(1.0, chance * honesty) for chance in tree.chances[1:])]
+        return self._record(name).calibration.chances(tree)
 
     def _by_depth(self, tree: Tree, record: _Record) -> list[float]:
         """What is usual at each depth, shared by the nodes there; three in four, where nothing is known yet. [N]"""

@@ -106,6 +106,7 @@ class _Group:
     drafter: Drafter
     members: list[int] = field(default_factory=list)  # the turns of those that it was asked for
     paced: list[int] = field(default_factory=list)  # sequences for which the controller says whether it is asked
+    proposed: list[Tree] = field(default_factory=list)  # for each of the members
     seconds: float = 0.0  # of `propose`
 
 
@@ -675,6 +676,7 @@ class Engine:
             group.seconds = time.perf_counter() - started
             for i, tree in zip(group.members, checked, strict=True):
                 trees[i] = tree
+            group.proposed = checked
         return self._choose(turns, actives, trees), list(groups.values())
 
     def _choose(self, turns: Seq[Turn], actives: Seq[_Active], trees: Seq[Tree | None]) -> list[Tree | None]:
@@ -695,11 +697,12 @@ class Engine:
         """Tell the controller what this step cost and what it brought."""
         drafts = []
         for group in groups:
-            judged = [
-                (actives[i].sequence.id, tree, len(verdict.path))
-                for i, tree, verdict in ((i, trees[i], verdicts[i]) for i in group.members)
-                if tree is not None and isinstance(verdict, Verdict) and not actives[i].request.rejection
-            ]
+            judged = []
+            for i, proposed in zip(group.members, group.proposed, strict=True):
+                tree, verdict = trees[i], verdicts[i]
+                if tree is not None and isinstance(verdict, Verdict) and not actives[i].request.rejection:
+                    said = [draw.token for draw in verdict.draws]
+                    judged.append((actives[i].sequence.id, tree, len(verdict.path), proposed, said))
             if judged:
                 spent = group.seconds + len(judged) * self._observing.get(group.drafter.name, 0.0)
                 drafts.append(Drafted(group.drafter.name, spent, *zip(*judged, strict=True)))
