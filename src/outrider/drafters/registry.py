@@ -17,6 +17,7 @@ GROUP = "outrider.drafters"
 _NOT_METHODS = {
     "automaton",
     "base",
+    "calibration",
     "costs",
     "head_folder",
     "pace",
