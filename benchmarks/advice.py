@@ -2,10 +2,13 @@
 
     python benchmarks/advice.py --prompts spec_bench.jsonl --dtype int8 --threads 2 --json build/advice.json
 
-Four steps. A profile is measured. Each method then guesses for the first half of the prompts: its guesses are counted,
-its time is not looked at. From these counts and the profile's costs the speed-up on the second half is predicted. Then
-the second half is run with a clock, all methods in turn on each prompt. A last column predicts once more, from the
-counts of the second half itself: what is left there is the error of the costs, the rest is that of the texts.
+Each method guesses for one half of the prompts: its guesses are counted, its time is not looked at. From these counts
+and a profile's costs the speed-up on the other half is predicted; that half is then run with a clock, all methods in
+turn on each prompt. A last column predicts once more, from the counts of the second half itself: what is left there is
+the error of the costs, the rest is that of the texts.
+
+This goes in `--blocks`, each with a profile of its own that is measured just before: on a shared machine the memory
+changes its speed by the minute, and with it what guesses are worth. The prediction of a block knows no clock but that.
 
 Speed-ups are over plain decoding in the same run, reading the prompt included; texts must be equal, or the run ends.
 """
@@ -48,6 +51,15 @@ class Line:
         return self.predicted / self.measured - 1
 
 
+@dataclass(frozen=True)
+class Block:
+    """A profile, and what was run just behind it: by method, each text."""
+
+    profile: Profile
+    before: dict[str, list[Followed]]  # counted
+    after: dict[str, list[Followed]]  # by the clock
+
+
 def main() -> None:
     arguments = _arguments()
     engine = Engine(
@@ -61,17 +73,25 @@ def main() -> None:
     methods = ("none", *METHODS)
     for method in methods:
         engine.prepare(method)
-    profile = measure(engine.loaded, dict.fromkeys(methods, engine), version=__version__, progress=_progress)
     texts = _texts(arguments.prompts, 2 * arguments.count, engine)
-    before = _run(engine, METHODS, texts[0::2], arguments.max_tokens, "count")
-    after = _run(engine, methods, texts[1::2], arguments.max_tokens, "measure")
-    _require_equal(after)
-    lines = [_line(profile, method, before[method], after) for method in METHODS]
+    blocks = []
+    for number in range(arguments.blocks):
+        part = texts[2 * arguments.count * number // arguments.blocks :][: 2 * arguments.count // arguments.blocks]
+        plan = Plan(rounds=arguments.rounds, tokens=arguments.tokens)
+        profile = measure(
+            engine.loaded, dict.fromkeys(methods, engine), version=__version__, plan=plan, progress=_progress
+        )
+        before = _run(engine, METHODS, part[0::2], arguments.max_tokens, "count")
+        after = _run(engine, methods, part[1::2], arguments.max_tokens, "measure")
+        _require_equal(after)
+        blocks.append(Block(profile, before, after))
+    lines = [_line(method, blocks) for method in METHODS]
     _print(lines)
     if arguments.json is not None:
         report: dict[str, Any] = {
             "lines": [{**line.__dict__, "error": line.error} for line in lines],
             "prompts": len(texts) // 2,
+            "blocks": arguments.blocks,
             "max_tokens": arguments.max_tokens,
             "model": engine.files.name,
             "machine": environment.machine(),
@@ -89,6 +109,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="JSON Lines, as for `outrider bench`")
     parser.add_argument("--count", type=int, default=24, help="prompts of each half, spread over the file")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--blocks", type=int, default=3, help="that the prompts are split into")
+    parser.add_argument("--rounds", type=int, default=6, help="of a profile's forwards")
+    parser.add_argument("--tokens", type=int, default=32, help="that a profile writes per text and method")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
@@ -124,25 +147,31 @@ def _require_equal(after: dict[str, list[Followed]]) -> None:
                 raise SystemExit(f"{method}: text {number} differs from plain decoding's")
 
 
-def _line(profile: Profile, method: str, before: Sequence[Followed], after: dict[str, list[Followed]]) -> Line:
-    counted, own = _counts(before), _counts(after[method])
+def _line(method: str, blocks: Sequence[Block]) -> Line:
+    counted = _counts([one for block in blocks for one in block.before[method]])
+    own = _counts([one for block in blocks for one in block.after[method]])
+    plain, drafted = ([one for block in blocks for one in block.after[name]] for name in ("none", method))
     return Line(
         method,
-        _predicted(profile, method, counted, own),
-        _predicted(profile, method, own, own),
-        sum(map(_seconds, after["none"])) / sum(map(_seconds, after[method])),
+        _predicted(method, blocks, counted),
+        _predicted(method, blocks, own),
+        sum(map(_seconds, plain)) / sum(map(_seconds, drafted)),
         counted.tokens_per_step,
         own.tokens_per_step,
     )
 
 
-def _predicted(profile: Profile, method: str, counts: Counts, wanted: Counts) -> float:
-    """Speed-up on texts of the prompts and lengths of `wanted`, with guesses as in `counts`."""
-    rate = predict(profile, method, counts)
-    prompts = predict(profile, method, wanted)  # for the prompts' part alone
-    share = wanted.tokens / counts.tokens
-    plain = prompts.plain_prompt + share * (rate.plain - rate.plain_prompt)
-    return plain / (prompts.drafted_prompt + share * (rate.drafted - rate.drafted_prompt))
+def _predicted(method: str, blocks: Sequence[Block], counts: Counts) -> float:
+    """Speed-up on the texts that were run with a clock, if guesses come out as in `counts`."""
+    plain = drafted = 0.0
+    for block in blocks:
+        wanted = _counts(block.after[method])
+        rate = predict(block.profile, method, counts)
+        prompts = predict(block.profile, method, wanted)  # for the prompts' part alone
+        share = wanted.tokens / counts.tokens
+        plain += prompts.plain_prompt + share * (rate.plain - rate.plain_prompt)
+        drafted += prompts.drafted_prompt + share * (rate.drafted - rate.drafted_prompt)
+    return plain / drafted
 
 
 def _counts(followed: Sequence[Followed]) -> Counts:

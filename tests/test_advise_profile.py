@@ -27,7 +27,15 @@ from tiny import tiny_model
 
 NATIVE = Rig(runner="native")
 SMALL = Plan(
-    rows=(1, 2, 4, 8), batches=(2,), rows_each=(1, 3), context=16, long=48, long_rows=(1, 4), rounds=2, tokens=6
+    rows=(1, 2, 4, 8),
+    batches=(2,),
+    rows_each=(1, 3),
+    context=16,
+    long=48,
+    long_rows=(1, 4),
+    rounds=2,
+    tokens=6,
+    prompts=(20,),
 )
 TEXTS = tuple(Text(workload, f"say {workload}", chat=False) for workload in ("chat", "code"))
 
@@ -141,7 +149,7 @@ def test_a_profile_is_measured_kept_and_found(cache: Path) -> None:
         find(target)
     assert starting_costs(target) is None
     place.write_text(json.dumps({**asdict(profile), "version": 99}))
-    with pytest.raises(ProfileError, match="version 1"):
+    with pytest.raises(ProfileError, match="version 2"):
         find(target)
 
 

@@ -1,7 +1,11 @@
 """Measures a profile: forwards by rows, batch and context, draws, and what each method adds to a step.
 
 Everything is measured in turns, round by round, since machines drift; medians count. What a method adds is measured
-where it matters: on texts that it drafts for, as the wall time of the engine's steps less that of their forwards.
+where it matters: in the engine's steps on texts that it drafts for, in turns with plain decoding of the same texts. A
+step counts by its ratio to the plain ones of its turn, so what slows a turn down as a whole, and what a forward costs
+more within a text than bare, divides out:
+
+    seconds of a step / seconds of a plain step in its turn = (forward by rows + what the method adds) / plain step
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from outrider.advise.probe import Followed, follow
+from outrider.advise.probe import Followed, Moment, follow, tokens_of
 from outrider.advise.prompts import Text, built_in
 from outrider.core.cache import Rows
 from outrider.core.params import SamplingParams
@@ -30,6 +34,7 @@ __all__ = ["METHODS", "Behind", "Plan", "measure", "measure_forwards"]
 METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "auto")
 _BY_LENGTH = ("draft_model", "eagle")  # whose guesses cost a pass each
 _LIMITS = (1, 3, 5)
+_FEW = 8  # tokens written behind a long prompt: it is read for its own sake
 _DRAWS = {"greedy": SamplingParams(temperature=0.0), "temperature 1": SamplingParams(temperature=1.0)}
 
 
@@ -45,6 +50,7 @@ class Plan:
     long_rows: tuple[int, ...] = (1, 8, 32)
     rounds: int = 15
     tokens: int = 48  # written per text and method
+    prompts: tuple[int, ...] = (160, 320, 640)  # lengths of those that are read besides the texts'
     texts: tuple[Text, ...] = ()  # those of the methods; none given: the built-in ones
 
     @property
@@ -74,13 +80,13 @@ def measure(
 ) -> Profile:
     """The profile of a model. `methods` are engines over it, by the method that each is to draft with.
 
-    The engines may be one and the same; `version` is outrider's, for the record. Raises ParameterError where the cache
-    is too small for the plan's forwards.
+    The engines may be one and the same, and `none` is among them; `version` is outrider's, for the record. Raises
+    ParameterError where the cache is too small for the plan's forwards.
     """
     forwards, draws = measure_forwards(
         loaded, plan, clock=clock, progress=lambda done, total: progress("forwards", done, total)
     )
-    return Profile(
+    profile = Profile(
         key=key_of(loaded),
         name=loaded.files.name,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -88,8 +94,14 @@ def measure(
         context=plan.context,
         forwards=forwards,
         draws=draws,
-        draftings=_draftings(methods, plan, clock, progress),
+        draftings=[],
     )
+
+    def forward(rows: int, context: int) -> float:
+        return profile.seconds(rows, context=context)
+
+    profile.draftings = _draftings(methods, forward, plan, clock, progress)
+    return profile
 
 
 def measure_forwards(
@@ -110,6 +122,7 @@ def measure_forwards(
         for number in range(plan.rounds):
             for shape in plan.shapes:
                 batch, rows, context = shape
+                contexts[context].forward(batch, rows, clock)  # a text's steps follow steps of its own kind
                 times[shape].append(contexts[context].forward(batch, rows, clock))
             for name, params in _DRAWS.items():
                 draws[name].append(contexts[plan.context].draw(params, clock))
@@ -161,81 +174,163 @@ class Behind:
             sequence.release()
 
 
+@dataclass(slots=True)
+class _Turn:
+    """One text, as all methods followed it."""
+
+    by_method: dict[str, Followed]
+
+    @property
+    def plain(self) -> Followed:
+        return self.by_method["none"]
+
+    def context(self, followed: Followed) -> int:
+        """Cached tokens on the average."""
+        return followed.prompt_tokens + len(followed.tokens) // 2
+
+
+class _Additions:
+    """What methods add to the steps of texts whose plain decoding ran in turns with them."""
+
+    def __init__(self, turns: Sequence[_Turn], forward: Callable[[int, int], float]) -> None:
+        """`forward` gives seconds by rows and cached tokens."""
+        self._turns = [turn for turn in turns if turn.plain.moments]
+        self._forward = forward
+        beside = [m.seconds - m.forward for turn in self._turns for m in turn.plain.moments]
+        self.none = median(beside) if beside else 0.0
+        prompts = [(turn.plain.prompt_tokens, turn.plain.prompt_seconds) for turn in turns]
+        self.prompts = _line(prompts, relative=True)
+
+    def steps(self, method: str) -> list[tuple[Moment, float]]:
+        """The method's steps and what each adds to its forward; a text's first, which also reads its prompt, is out."""
+        return [
+            (moment, self._added(turn, turn.by_method[method], moment))
+            for turn in self._turns
+            for moment in turn.by_method[method].moments[1:]
+        ]
+
+    def prompt(self, method: str, usual: Callable[[Moment], float]) -> list[tuple[int, float]]:
+        """(tokens, seconds) of the prompts; what a text's first step takes beyond the `usual` is its prompt's too."""
+        start, each = self.prompts
+        out = []
+        for turn in self._turns:
+            followed, plain = turn.by_method[method], turn.plain
+            late = sum(max(0.0, self._added(turn, followed, m) - usual(m)) for m in followed.moments[:1])
+            ratio = followed.prompt_seconds / plain.prompt_seconds
+            out.append((plain.prompt_tokens, ratio * (start + each * plain.prompt_tokens) + late))
+        return out
+
+    def _added(self, turn: _Turn, followed: Followed, moment: Moment) -> float:
+        context = turn.context(followed)
+        plain = median(m.seconds for m in turn.plain.moments)
+        unit = (self._forward(1, turn.context(turn.plain)) + self.none) / plain
+        return moment.seconds * unit - self._forward(1 + moment.guesses, context)
+
+
 def _draftings(
     methods: Mapping[str, Engine],
+    forward: Callable[[int, int], float],
     plan: Plan,
     clock: Callable[[], float],
     progress: Callable[[str, int, int], None],
 ) -> list[Drafting]:
     texts = list(plan.texts) or built_in()
-    done = 0
-    found: dict[str, list[Followed]] = {method: [] for method in methods}
     for method, engine in methods.items():
         follow(engine, method, texts[:1], max_tokens=16)  # wakes the threads, fills the caches
-    for text in texts:  # in turns: a machine that slows down favours none
-        for method, engine in methods.items():
-            found[method] += follow(engine, method, [text], max_tokens=plan.tokens, clock=clock)
-            done += 1
-            progress("methods", done, len(texts) * len(methods))
+    turns = []
+    for number, text in enumerate([*texts, *_long_prompts(methods["none"], texts, plan)]):
+        turns.append(_turn(methods, text, plan.tokens if number < len(texts) else _FEW, None, number, clock))
+        progress("methods", number + 1, len(texts) + len(plan.prompts))
+    read = _Additions(turns, forward)
     out = []
-    for method, followed in found.items():
-        broken = next((f.error for f in followed if f.error), None)
-        if broken is not None:
-            raise DrafterError(f"{broken}; leave out the method")
-        drafting = _drafting(method, followed, methods[method])
+    for method, engine in methods.items():
+        drafting = _drafting(method, read, engine)
+        for turn in turns[: len(texts)]:
+            found = turn.by_method[method]
+            drafting.texts.setdefault(found.workload, Counts()).add(found.counts)
         if method in _BY_LENGTH:
-            drafting.lengths = _lengths(method, methods[method], texts, plan, clock)
+            drafting.lengths = _lengths(method, methods, texts[:2], forward, plan, clock)
         out.append(drafting)
     return out
 
 
+def _turn(
+    methods: Mapping[str, Engine],
+    text: Text,
+    tokens: int,
+    limit: int | None,
+    number: int,
+    clock: Callable[[], float],
+) -> _Turn:
+    """All methods on one text, another one first each time. Raises DrafterError where one fails."""
+    first = number % len(methods)
+    order = [*list(methods)[first:], *list(methods)[:first]]
+    out: dict[str, Followed] = {}
+    for method in order:
+        (out[method],) = follow(methods[method], method, [text], max_tokens=tokens, limit=limit, clock=clock)
+        if out[method].error is not None:
+            raise DrafterError(f"{out[method].error}; leave out the method")
+    return _Turn(out)
+
+
+def _long_prompts(engine: Engine, texts: Sequence[Text], plan: Plan) -> list[Text]:
+    """Prompts of the plan's lengths, made of all texts one behind the other, again and again."""
+    tokens = [token for text in texts for token in tokens_of(engine, text)]
+    room = engine.config.context - _FEW
+    return [
+        Text("long", [tokens[i % len(tokens)] for i in range(length)], chat=False)
+        for length in plan.prompts
+        if length <= room
+    ]
+
+
 def _lengths(
-    method: str, engine: Engine, texts: Sequence[Text], plan: Plan, clock: Callable[[], float]
+    method: str,
+    methods: Mapping[str, Engine],
+    texts: Sequence[Text],
+    forward: Callable[[int, int], float],
+    plan: Plan,
+    clock: Callable[[], float],
 ) -> dict[int, float]:
     """What guessing costs by the most guesses that are made: checked or not, they were made."""
+    both = {name: methods[name] for name in ("none", method)}
     out = {}
     for limit in _LIMITS:
-        followed = follow(engine, method, texts[:2], max_tokens=plan.tokens // 2, limit=limit, clock=clock)
-        spent = [m.seconds - m.forward for f in followed for m in f.moments[1:] if m.guesses]
-        if spent:
-            out[limit] = median(spent)
+        turns = [_turn(both, text, plan.tokens // 2, limit, number, clock) for number, text in enumerate(texts)]
+        added = [seconds for moment, seconds in _Additions(turns, forward).steps(method) if moment.guesses]
+        if added:
+            out[limit] = max(0.0, median(added))
     return out if len(out) > 1 else {}
 
 
-def _drafting(method: str, followed: Sequence[Followed], engine: Engine) -> Drafting:
-    """What the method added to its steps. The first step of a text also reads its prompt: that part is the prompt's."""
-    later = [(m.guesses, m.seconds - m.forward) for f in followed for m in f.moments[1:]]
-    idle = [seconds for guesses, seconds in later if not guesses]
-    drafted = [(guesses, seconds) for guesses, seconds in later if guesses]
-    none = median(idle) if idle else min((seconds for _, seconds in drafted), default=0.0)
+def _drafting(method: str, read: _Additions, engine: Engine) -> Drafting:
+    steps = read.steps(method)
+    idle = [seconds for moment, seconds in steps if not moment.guesses and moment.asked]
+    drafted = [(moment.guesses, seconds) for moment, seconds in steps if moment.guesses]
+    none = read.none if method == "none" or not steps else max(0.0, median(idle or [seconds for _, seconds in steps]))
     some, guess = _line(drafted) if drafted else (none, 0.0)
 
-    def usual(guesses: int) -> float:
-        return some + guesses * guess if guesses else none
+    def usual(moment: Moment) -> float:
+        return some + moment.guesses * guess if moment.guesses else none
 
-    prompts = [
-        (
-            f.prompt_tokens,
-            f.prompt_seconds + sum(max(0.0, m.seconds - m.forward - usual(m.guesses)) for m in f.moments[:1]),
-        )
-        for f in followed
-    ]
-    prompt, prompt_token = _line(prompts)
-    texts: dict[str, Counts] = {}
-    for f in followed:
-        texts.setdefault(f.workload, Counts()).add(f.counts)
+    prompt, prompt_token = read.prompts if method == "none" else _line(read.prompt(method, usual), relative=True)
     memory = sum(size for purpose, size in engine.memory().items() if purpose.startswith(f"{method}: "))
-    return Drafting(method, none, some, guess, prompt, prompt_token, memory=memory, texts=texts)
+    return Drafting(method, none, some, guess, prompt, prompt_token, memory=memory)
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """A line through the medians of points, neither part below nothing: (at 0, per step of x)."""
+def _line(points: Sequence[tuple[int, float]], *, relative: bool = False) -> tuple[float, float]:
+    """A line through the medians of points, neither part below nothing: (at 0, per step of x).
+
+    By distance, or by `relative` distance: then large values do not count for more than small ones.
+    """
     by_x: dict[int, list[float]] = {}
     for x, y in points:
         by_x.setdefault(x, []).append(y)
     xs = np.array(sorted(by_x), float)
     ys = np.array([median(by_x[int(x)]) for x in xs])
     weights = np.sqrt([len(by_x[int(x)]) for x in xs])
+    if relative and ys.min() > 0:
+        weights /= ys
     if len(xs) == 1:
         return float(ys[0]), 0.0
     design = np.stack([np.ones_like(xs), xs], 1) * weights[:, None]

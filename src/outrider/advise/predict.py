@@ -50,6 +50,7 @@ def predict(profile: Profile, method: str, counts: Counts, *, batch: int = 1) ->
         count * (profile.seconds(batch * (1 + guesses), batch, context) + drafting.extra(guesses) * shared)
         for guesses, count in counts.steps.items()
     )
+    steps += counts.rested * (plain.none * batch - drafting.none * shared)  # those steps were plain ones
     prompts = [sum(d.prompt + n * d.prompt_token for n in counts.prompt_tokens) for d in (plain, drafting)]
     return Prediction(counts.tokens * one / batch + prompts[0], steps / batch + prompts[1], prompts[0], prompts[1])
 

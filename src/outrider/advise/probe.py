@@ -28,6 +28,7 @@ class Moment:
     seconds: float  # of all of it
     forward: float  # of the target's forward in it
     guesses: int  # that were checked
+    asked: bool  # whether the method was asked for guesses
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ def _one(
             found.prompt_seconds += seconds
             found.prompt_forward += forward
         elif step is not None:
-            found.moments.append(Moment(seconds, forward, step.drafted))
-            found.counts.saw(step.drafted, step.depth, step.accepted)
+            found.moments.append(Moment(seconds, forward, step.drafted, step.asked))
+            found.counts.saw(step.drafted, step.depth, step.accepted, asked=step.asked)
         for delta in deltas:
             found.tokens += delta.tokens
     found.error = engine.result(request).drafter_error

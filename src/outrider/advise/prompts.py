@@ -14,10 +14,10 @@ WORKLOADS = ("chat", "code", "json", "summarise", "rag", "creative")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt, as text of the user or as chat messages, and the kind of work it stands for."""
+    """A prompt, as text of the user, chat messages or token ids, and the kind of work it stands for."""
 
     workload: str
-    prompt: str | Sequence[dict[str, str]]
+    prompt: str | Sequence[dict[str, str]] | Sequence[int]
     chat: bool = True  # put into the model's chat template, where it has one
 
 

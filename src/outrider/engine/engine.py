@@ -87,6 +87,7 @@ class _Active:
     accepted: int = 0  # drafted tokens kept in the text
     cached: int | None = None  # tokens of the prompt that came from the prefix cache, once that was looked into
     preempted: bool = False
+    asked: bool = False  # whether its drafter was asked in the last step
     drafter_error: str | None = None  # why it goes on without its drafter
     judged: list[TokenLogprobs | None] | None = None  # of the prompt's tokens so far, if they are asked for
     first: float | None = None  # when the first token came
@@ -648,6 +649,7 @@ class Engine:
         groups: dict[int, _Group] = {}
         self._controller.begin({active.drafter.name for active in actives} - {"none"}, len(turns))
         for index, (turn, active) in enumerate(zip(turns, actives, strict=True)):
+            active.asked = False
             # the first token comes before the first guess: no draft may make it wait
             if turn.scored and turn.rows == 1 and turn.sequence.output_length and active.drafter.name != "none":
                 active.request.budget = active.max_guesses
@@ -663,6 +665,8 @@ class Engine:
         for group in groups.values():
             if not group.members:
                 continue
+            for i in group.members:
+                actives[i].asked = True
             started = time.perf_counter()
             try:
                 proposals = group.drafter.propose([actives[i].request for i in group.members])
@@ -827,7 +831,7 @@ class Engine:
         origins = (*drafted, closing)[: cut.kept]
         active.origins += origins
         active.accepted += min(len(verdict.path), cut.kept)
-        step = _step(tree, verdict, active.drafter.name)
+        step = _step(tree, verdict, active)
         active.steps.append(step)
         if active.first is None:
             active.first = now
@@ -966,12 +970,13 @@ class Stream(Iterator[Delta]):
         self.close()
 
 
-def _step(tree: Tree, verdict: Verdict, drafter: str) -> Step:
+def _step(tree: Tree, verdict: Verdict, active: _Active) -> Step:
     if not tree.guesses:
-        return Step(0, 0, 0)
+        return Step(0, 0, 0, asked=active.asked)
+    drafter = active.drafter.name
     named = tree.sources or ("",) * len(tree)
     sources = tuple(named[node] or drafter for node in verdict.path)
-    return Step(tree.guesses, max(tree.depths()), len(verdict.path), drafter, sources)
+    return Step(tree.guesses, max(tree.depths()), len(verdict.path), drafter, sources, active.asked)
 
 
 def _never(token: int) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Counts", "Drafting", "Forward", "Profile", "ProfileError", "find", "key_of", "starting_costs"]
 
-VERSION = 1
+VERSION = 2
 
 
 class ProfileError(ValueError):
@@ -56,10 +56,12 @@ class Counts:
     steps: dict[int, int] = field(default_factory=dict)  # guesses checked in a step -> such steps, 0 included
     tried: list[int] = field(default_factory=list)  # by depth: drafts that guessed so deep
     right: list[int] = field(default_factory=list)  # and those that were right so far
+    rested: int = 0  # of the steps without guesses, those for which the method was not even asked
 
-    def saw(self, drafted: int, depth: int, accepted: int) -> None:
+    def saw(self, drafted: int, depth: int, accepted: int, *, asked: bool = True) -> None:
         """A step behind the first token of a text."""
         self.tokens += 1 + accepted
+        self.rested += not asked
         self.steps[drafted] = self.steps.get(drafted, 0) + 1
         self.tried += [0] * (depth - len(self.tried))
         self.right += [0] * (depth - len(self.right))
@@ -71,6 +73,7 @@ class Counts:
         """Take in the counts of other texts."""
         self.prompt_tokens += other.prompt_tokens
         self.tokens += other.tokens
+        self.rested += other.rested
         for drafted, count in other.steps.items():
             self.steps[drafted] = self.steps.get(drafted, 0) + count
         for mine, theirs in ((self.tried, other.tried), (self.right, other.right)):
@@ -116,8 +119,10 @@ class Counts:
 class Drafting:
     """What a method adds to the forwards of a step, and what its guesses came to, on the built-in texts.
 
-    Seconds of a step with g > 0 guesses: the forward's + `some` + g * `guess`; without: the forward's + `none`. Of a
-    prompt of n tokens, up to its first token and what the method reads of it: `prompt` + n * `prompt_token`.
+    Seconds of a step with g > 0 guesses: the forward's + `some` + g * `guess`; of one for which it was asked and had
+    none that was worth checking: the forward's + `none`. Of a prompt of n tokens, up to its first token and what the
+    method reads of it: `prompt` + n * `prompt_token`. Method `none` is plain decoding. All seconds are such that the
+    ratio to plain decoding is the one that was measured, in turns with it.
     """
 
     method: str

@@ -32,6 +32,7 @@ class Step:
     accepted: int  # guesses kept, before any cut by a stop
     drafter: str = "none"  # the method whose tree it was
     sources: tuple[str, ...] = ()  # who guessed each of the accepted: the method, one that it asked, or `grammar`
+    asked: bool = False  # whether a drafter was asked: it may have had nothing that was worth checking
 
 
 @dataclass(frozen=True, slots=True)
