@@ -93,6 +93,8 @@ def test_memory_that_is_missing_is_told() -> None:
     assert "does not fit" in none.best.use
     assert any("and a cache of" in reason and "missing" in reason for reason in none.reasons)
     assert not any("expected to gain" in reason for reason in none.reasons)
+    assert (none.commands, none.measure) == ({}, [])  # nothing to start, nothing to measure
+    assert set(tight.commands) == {"none", "ngram", "suffix", "eagle"}
     assert by_figures(replace(H100, devices=4), named("llama-3.3-70b"), Load(), "chat").best.method == "eagle"
 
 
@@ -183,7 +185,11 @@ def test_advise_prints_the_matrix_reasons_and_commands(capsys: pytest.CaptureFix
         (["no/such/folder", "--hardware", "h100"], "no/such/folder"),
         (["8B", "--hardware", "h100", "--software", "abacus"], "abacus"),
         (["8B", "--hardware", "h100", "--weights", "int3"], "int3"),
-        (["8B", "--hardware", "h100", "--batch", "0"], "batch 0"),
+        (["8B", "--hardware", "h100", "--batch", "0"], "--batch: 0"),
+        (["8B", "--hardware", "h100", "--output-tokens", "-3"], "--output-tokens: -3"),
+        (["8B", "--hardware", "h10"], "did you mean 'h100'?"),
+        (["lama-3.1-8b", "--hardware", "h100"], "did you mean 'llama-3.1-8b'?"),
+        (["8B", "--hardware", "h100", "--software", "vlm"], "did you mean 'vllm'?"),
         (["8B", "--hardware", "h100", "--rate", "1e6"], "requests per second"),
         (["8B", "--hardware", "h100", "--devices", "0"], "--devices"),
         (["8B", "--hardware", "h100", "--workload", "poetry"], "poetry"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
@@ -17,6 +17,8 @@ from outrider.bench.prompts import Prompt
 from outrider.bench.race import Plan, Taken, race
 from outrider.bench.servers import summarise_servers
 from outrider.bench.slo import Slo, SloError
+from outrider.bench.tables import tables
+from outrider.bench.verdict import verdict
 from stub_server import Clock, Stub, words
 
 CHAT = [Prompt(n, [{"role": "user", "content": text}], kind) for n, text, kind in [(1, "a", "x"), (2, "b", "y")]]
@@ -333,7 +335,7 @@ def test_a_server_that_does_not_answer_is_refused_by_name() -> None:
 
     async def find() -> None:
         server = Server.at("a", "http://a")
-        async with Client(server, timeout=5, clock=Clock(), transport=httpx2.MockTransport(nobody)) as client:
+        async with Client(server, timeout=5, limit=60, clock=Clock(), transport=httpx2.MockTransport(nobody)) as client:
             assert await client.find_model("named") == "named"
             assert await client.metrics() is None
             assert isinstance(await client.ask(Asking(max_tokens=1), "x", 0.0), Failure)
@@ -341,6 +343,43 @@ def test_a_server_that_does_not_answer_is_refused_by_name() -> None:
                 await client.find_model()
 
     asyncio.run(find())
+
+
+class Drip(httpx2.AsyncByteStream):
+    """A sign of life now and then, and never an end."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b": still here\n\n"
+            await asyncio.sleep(0)
+
+
+def test_a_server_that_only_drips_is_given_up() -> None:
+    """No silence is as long as the timeout, and yet the run goes on: the answer, its metrics and its models."""
+
+    async def ask() -> Answer | Failure:
+        transport = httpx2.MockTransport(lambda request: httpx2.Response(200, stream=Drip()))
+        async with Client(Server.at("a", "http://a"), timeout=60, limit=0.05, clock=Clock(), transport=transport) as c:
+            assert await c.metrics() is None
+            with pytest.raises(UrlError, match="timed out"):
+                await c.find_model()
+            return await c.ask(Asking(max_tokens=1), "x", 0.0)
+
+    assert asyncio.run(ask()) == Failure("not done after 0.05 s")
+
+
+def test_one_server_alone_has_no_speedup() -> None:
+    """Nothing decoded plainly: no figure pretends so, in the run, by category, in the words and in the tables."""
+    _, taken = run({"a": lambda body: words("one two")})
+    (entry,) = runs = summarise_servers(taken, CHAT, baseline="a")
+    assert (entry["speedup"], entry["speedup_by_repeat"], entry["speedup_interval"]) == (None, [], None)
+    assert {category["speedup"] for category in entry["by_category"].values()} == {None}
+    report = {"kind": "server", "runs": runs, "prompts": {"count": 2}}
+    assert "Without a plain run there is no speed-up" in verdict(report)
+    shown = {table.title: table for table in tables(report)}
+    assert shown["speed"].rows[0][4] == "-"
+    assert shown["texts"].rows[0][1:4] == ["-", "-", "-"]
+    assert "speed-up by category" not in shown
 
 
 WHOLE = 'data: {"choices": [{"text": "ab", "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
@@ -351,7 +390,7 @@ def answered(content: bytes, status: int = 200) -> Answer | Failure:
 
     async def ask() -> Answer | Failure:
         transport = httpx2.MockTransport(lambda request: httpx2.Response(status, content=content))
-        async with Client(Server.at("a", "http://a"), timeout=20, clock=Clock(), transport=transport) as client:
+        async with Client(Server.at("a", "http://a"), timeout=20, limit=60, clock=Clock(), transport=transport) as client:
             return await client.ask(Asking(max_tokens=2), "x", 0.0)
 
     return asyncio.run(ask())

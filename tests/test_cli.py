@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import outrider
-from outrider.cli import COMMANDS, main
+from outrider.cli import main
 from outrider.cli.origins import OriginPainter
 from outrider.engine.results import Delta, Origin, Result, Step, TokenLogprobs, Usage
 
@@ -68,11 +68,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         outrider.Motor  # noqa: B018
 
 
-def test_every_command_has_help_with_examples() -> None:
-    for command in COMMANDS:
-        done = run(command, "--help")
-        assert done.returncode == 0
-        assert f"outrider {command}" in done.stdout
+def test_no_command_is_a_question_for_help() -> None:
     assert run().stdout == run("--help").stdout
 
 

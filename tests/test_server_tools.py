@@ -94,7 +94,7 @@ def check_call(name: str, arguments: str) -> None:
         assert value["unit"] in ("C", "F")
 
 
-@pytest.mark.parametrize("arguments", ["{", "null", "9" * 5000, "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["{", "null", "9" * 5000, "[" * 100_000, '{"a": NaN}', '{"a": -Infinity}'])
 def test_an_earlier_call_without_an_object_is_refused(server: Running, arguments: str) -> None:
     """What a client says the model once called: also JSON that is too long or too deep to be read."""
     earlier: Any = [{"role": "assistant", "content": None, "tool_calls": [called("clock", arguments)]}]

@@ -8,7 +8,6 @@ texts of the workload, costs as measured here. Both rank expected tokens per sec
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,7 +22,7 @@ from outrider.advise.roofline import Roofline
 from outrider.advise.shape import Shape, known
 from outrider.engine.profile import Drafting, Profile
 
-__all__ = ["Advice", "Load", "LoadError", "Row", "by_figures", "by_profile"]
+__all__ = ["MOST", "Advice", "Load", "LoadError", "Row", "by_figures", "by_profile"]
 
 _CHAINS = (1, 2, 3, 4, 5, 6, 7, 8)
 _LOOKUPS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -35,6 +34,9 @@ _RESERVE = 0.9  # of a device's memory that models and caches may take
 _PAYS = 1.05  # below this, a gain is no reason to run one thing more
 
 _TREE_STACKS = ("sglang", "transformers")  # whose EAGLE checks trees; the others' chains
+
+
+MOST = 10_000_000  # of any figure of a load
 
 
 class LoadError(ValueError):
@@ -57,8 +59,8 @@ class Load:
             ("output tokens", self.output_tokens),
             ("rate", 1.0 if self.rate is None else self.rate),
         ):
-            if not 0 < value <= 10_000_000 or not math.isfinite(value):
-                raise LoadError(f"{name} {value} is not above 0 and below 10,000,000")
+            if not 0 < value <= MOST:
+                raise LoadError(f"{name} {value} is not above 0 and at most {MOST:,}")
 
     @property
     def context(self) -> int:
@@ -109,7 +111,7 @@ class Advice:
     rows: list[Row]  # best first
     reasons: list[str]
     measure: list[str]
-    commands: dict[str, dict[str, str]] = field(default_factory=dict)  # by method, by engine
+    commands: dict[str, dict[str, str]] = field(default_factory=dict)  # by method, by engine; none if nothing fits
 
     @property
     def best(self) -> Row:
@@ -408,6 +410,8 @@ def _why(best: Row) -> str:
 
 
 def _measure(rows: Sequence[Row], names: Names) -> list[str]:
+    if not rows[0].fits:
+        return []
     model = names.local or "MODEL"
     out = [
         f"acceptance and tokens per step on your own prompts: outrider check {model} --draft DRAFT --prompts FILE",
@@ -420,4 +424,4 @@ def _measure(rows: Sequence[Row], names: Names) -> list[str]:
 
 
 def _commands(rows: Sequence[Row], names: Names) -> dict[str, dict[str, str]]:
-    return {row.method: commands(row.method, row.guesses, names, depth=row.depth) for row in rows}
+    return {row.method: commands(row.method, row.guesses, names, depth=row.depth) for row in rows if row.fits}

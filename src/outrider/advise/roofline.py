@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.advise.shape import Shape
+from outrider.core.names import near
 
 __all__ = ["Hardware", "HardwareError", "Roofline", "Stack", "hardware", "hardware_named", "stacks"]
 
@@ -104,7 +105,9 @@ def hardware_named(name: str) -> Hardware:
     """Raises HardwareError, which lists the devices there are."""
     found = hardware().get(name.lower())
     if found is None:
-        raise HardwareError(f"hardware {name!r} is not known: give this, {', '.join(hardware())}")
+        raise HardwareError(
+            f"hardware {name!r} is not known: give this, {', '.join(hardware())}{near(name, hardware())}"
+        )
     return found
 
 

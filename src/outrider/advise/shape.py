@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.names import near
 from outrider.models.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def named(text: str) -> Shape:
         return _typical(parameters, text)
     raise ShapeError(
         f"model {text!r} is no file here, and its shape is not known (known: {', '.join(known())}): "
-        "give its path, or its size such as 8B"
+        f"give its path, or its size such as 8B{near(text, known())}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import io
 import json
@@ -107,19 +108,25 @@ class Failure:
 
 
 class Client:
-    """Sends requests to one server. `clock` in seconds."""
+    """Sends requests to one server. `clock` in seconds.
+
+    A request is given up when nothing comes for `timeout` seconds, and after `limit` seconds in all: a server that says
+    a little now and then must not hold up the run.
+    """
 
     def __init__(
         self,
         server: Server,
         *,
         timeout: float,
+        limit: float,
         clock: Callable[[], float],
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self.server = server
         self.model = ""
         self._timeout = timeout
+        self._limit = limit
         self._clock = clock
         self._http = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {server.key}"} if server.key else {},
@@ -138,10 +145,11 @@ class Client:
         """The model to ask for: `wanted`, or the first that the server lists. Raises UrlError."""
         if wanted is None:
             try:
-                answer = await self._http.get(f"{self.server.url}/models")
+                async with asyncio.timeout(self._limit):
+                    answer = await self._http.get(f"{self.server.url}/models")
                 answer.raise_for_status()
                 wanted = _whole(str(answer.json()["data"][0]["id"]))
-            except (httpx2.HTTPError, *_ODD) as error:
+            except (httpx2.HTTPError, TimeoutError, *_ODD) as error:
                 raise UrlError(
                     f"--url: {self.server.name}: {self.server.url}/models told no model ({_reason(error)}); "
                     "is it running, does it need --api-key? --model names one"
@@ -152,8 +160,9 @@ class Client:
     async def metrics(self) -> str | None:
         """The server's page of Prometheus metrics; None where there is none."""
         try:
-            answer = await self._http.get(f"{self.server.root}/metrics")
-        except httpx2.HTTPError:
+            async with asyncio.timeout(self._limit):
+                answer = await self._http.get(f"{self.server.root}/metrics")
+        except (httpx2.HTTPError, TimeoutError):
             return None
         return answer.text if answer.status_code == 200 else None
 
@@ -162,10 +171,15 @@ class Client:
         route = "completions" if isinstance(content, str) else "chat/completions"
         body = {**asking.body(self.model, content), **self.server.body}
         try:
-            async with self._http.stream("POST", f"{self.server.url}/{route}", json=body) as answer:
+            async with (
+                asyncio.timeout(self._limit),
+                self._http.stream("POST", f"{self.server.url}/{route}", json=body) as answer,
+            ):
                 if answer.status_code != 200:
                     return Failure(f"HTTP {answer.status_code}: {_message(await answer.aread())}")
                 return await self._read(_events(_lines(answer.aiter_bytes())), due)
+        except TimeoutError:
+            return Failure(f"not done after {self._limit:g} s")
         except (httpx2.HTTPError, *_ODD) as error:
             return Failure(_reason(error, self._timeout))
 
@@ -279,7 +293,7 @@ def _message(body: bytes) -> str:
 
 
 def _reason(error: Exception, timeout: float | None = None) -> str:
-    if isinstance(error, httpx2.TimeoutException):
+    if isinstance(error, httpx2.TimeoutException | TimeoutError):
         return "timed out" if timeout is None else f"timed out: nothing came for {timeout:g} s"
     if isinstance(error, httpx2.ConnectError):
         return "no connection"

@@ -31,6 +31,7 @@ class Plan:
     repeat: int = 1
     warm_up: int = 1  # requests to each server before anything counts
     timeout: float = 300.0  # seconds without a sign of the server
+    limit: float = 1200.0  # seconds of a request in all
     seed: int = 0  # of the arrivals
 
     def blocks(self, load: Load, repeat: int) -> list[Block]:
@@ -81,7 +82,9 @@ async def race(
     """
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(Client(server, timeout=plan.timeout, clock=clock, transport=transport))
+            await stack.enter_async_context(
+                Client(server, timeout=plan.timeout, limit=plan.limit, clock=clock, transport=transport)
+            )
             for server in servers
         ]
         for client in clients:

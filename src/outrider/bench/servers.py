@@ -24,14 +24,16 @@ def summarise_servers(
 ) -> list[dict[str, Any]]:
     """The report's `runs`: one per server and load. `baseline` is the name of the server that decodes plainly.
 
+    Of one server alone there is no speed-up: nothing decoded plainly beside it.
     A text is compared with the one that the baseline wrote first, under whichever load. `unstable` lists prompts to
     which a server itself wrote different texts, in different runs or under different loads.
     """
     first = _first_texts(taken)
     unstable = _unstable(taken)
     plain = {entry.load: entry for entry in taken if entry.server.name == baseline}
+    alone = len(plain) == len(taken)
     return [
-        _summary(entry, plain[entry.load], prompts, slo)
+        _summary(entry, None if alone else plain[entry.load], prompts, slo)
         | _equality(entry, baseline, first[baseline], prompts)
         | {"unstable": sorted(prompts[index].line for index in unstable[entry.server.name])}
         for entry in taken
@@ -84,7 +86,7 @@ def _equality(entry: Taken, baseline: str, plain: Mapping[int, str], prompts: Se
     }
 
 
-def _summary(entry: Taken, plain: Taken, prompts: Sequence[Prompt], slo: Slo | None) -> dict[str, Any]:
+def _summary(entry: Taken, plain: Taken | None, prompts: Sequence[Prompt], slo: Slo | None) -> dict[str, Any]:
     answers = [answer for _, answer in entry.answers]
     speeds = _speeds(entry)
     reasons = Counter(sample.outcome.reason for sample in entry.samples if isinstance(sample.outcome, Failure))
@@ -129,12 +131,14 @@ def _speeds(entry: Taken) -> list[float]:
     return [count / seconds if seconds else 0.0 for count, seconds in zip(tokens, entry.seconds, strict=True)]
 
 
-def _speedup(entry: Taken, plain: Taken) -> dict[str, Any]:
+def _speedup(entry: Taken, plain: Taken | None) -> dict[str, Any]:
     """Over the baseline under the same load: of all tokens per second in a closed loop, of a request's in an open one.
 
     An open loop's tokens per second are what was asked for, however fast the server is. The interval is of what a
     request sees, under either.
     """
+    if plain is None:
+        return {"speedup": None, "speedup_by_repeat": [], "speedup_interval": None}
     speeds = _speeds if entry.load.kind == "closed" else _seen_speeds
     by_repeat = [ours / theirs for ours, theirs in zip(speeds(entry), speeds(plain), strict=True) if theirs]
     return {
@@ -212,9 +216,9 @@ def _acceptance(entry: Taken) -> dict[str, Any] | None:
     }
 
 
-def _by_category(entry: Taken, plain: Taken, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _by_category(entry: Taken, plain: Taken | None, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Speed as one request sees it: tokens over the seconds from its sending to its last token."""
-    ours, theirs = _of_categories(entry, prompts), _of_categories(plain, prompts)
+    ours, theirs = _of_categories(entry, prompts), {} if plain is None else _of_categories(plain, prompts)
     out = {}
     for name, (count, tokens, seconds) in ours.items():
         speed = tokens / seconds if seconds else 0.0

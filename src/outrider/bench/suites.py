@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.prompts import Prompt, PromptFileError, cut, read_prompts
+from outrider.core.names import near
 
 __all__ = ["SUITES", "read_suite"]
 
@@ -58,7 +59,7 @@ def read_suite(
     Raises PromptFileError: an unknown suite, a package that is not installed, a file that is not what it should be.
     """
     if name not in SUITES:
-        raise PromptFileError(f"--suite: {name!r} is none of {', '.join(SUITES)}")
+        raise PromptFileError(f"--suite: {name!r} is none of {', '.join(SUITES)}{near(name, SUITES)}")
     if (path is None) == (name == "spec-bench"):
         raise PromptFileError(
             "--suite spec-bench: its file is missing; give Spec-Bench's question.jsonl with --prompts FILE"

@@ -250,12 +250,14 @@ def _goodput(runs: Runs) -> Table:
 
 def _texts(runs: Runs) -> Table:
     columns = ["server", "texts compared", "as plain decoding", "differ", "differ from its own"]
+    alone = all(run["server"] == run["baseline"] for run in runs)
     rows = [
         [
             run_label(run, runs),
-            str(run["compared"]),
-            str(run["identical"]),
-            str(run["compared"] - run["identical"]),
+            *(
+                "-" if alone else str(count)
+                for count in (run["compared"], run["identical"], run["compared"] - run["identical"])
+            ),
             str(len(run["unstable"])),
         ]
         for run in runs
@@ -282,7 +284,7 @@ def _categories(runs: Runs) -> Table:
     rows = [
         [name, *(number(run["by_category"].get(name, {}).get("speedup")) for run in runs)]
         for name in names
-        if len(names) > 1
+        if len(names) > 1 and any(run["speedup"] is not None for run in runs)
     ]
     return Table("speed-up by category", ["category", *(run_label(run, runs) for run in runs)], rows)
 

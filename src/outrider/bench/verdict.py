@@ -96,7 +96,10 @@ def _of_servers(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         out += _under_load(group, baseline, runs)
     others = [name for name in dict.fromkeys(run["server"] for run in runs) if name != baseline]
     if not others:
-        out.append(f"{baseline} is measured against itself alone: give a second --url to compare it with.")
+        out.append(
+            f"Without a plain run there is no speed-up, and nothing to compare {baseline}'s texts with: give a second "
+            "--url, of another server or of the same one with --extra-body 'NAME={...}' that switches speculation off."
+        )
     for name in others:
         mine = [run for run in runs if run["server"] == name]
         differing = {entry["line"] for run in mine for entry in run["differences"]}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from outrider.cli.errors import CommandError
+from outrider.core.names import near
 
 if TYPE_CHECKING:
     from outrider.advise.advice import Advice, Load
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_FILES = (".gguf", ".safetensors")  # the name of a file, then, and not of a shape
 
 Workload = Literal["chat", "code", "json", "summarise", "rag", "creative"]
 
@@ -59,7 +62,7 @@ def advise(
     outrider advise qwen3-8b --hardware rtx-4090 --workload summarise --batch 8 --json
     outrider advise --hardware list
     """
-    from outrider.advise.advice import Load
+    from outrider.advise.advice import MOST, Load
 
     if hardware == "list":
         _list()
@@ -70,6 +73,14 @@ def advise(
         raise CommandError(f"--devices: {devices} is not at least 1")
     if memory is not None and not 0 <= memory < math.inf:
         raise CommandError(f"--memory: {memory:g} is no number of GB")
+    for option, value in (
+        ("--batch", batch),
+        ("--rate", rate),
+        ("--prompt-tokens", prompt_tokens),
+        ("--output-tokens", output_tokens),
+    ):
+        if value is not None and not 0 < value <= MOST:
+            raise CommandError(f"{option}: {value:g} is not above 0 and at most {MOST:,}")
     load = Load(batch=batch, rate=rate, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     if hardware == "this":
         found = _here(model, load, workload, dtype, threads, memory)
@@ -128,7 +139,7 @@ def _elsewhere(
     from outrider.advise.shape import BITS
 
     if software not in stacks():
-        raise CommandError(f"--software: {software!r} is not one of {', '.join(stacks())}")
+        raise CommandError(f"--software: {software!r} is not one of {', '.join(stacks())}{near(software, stacks())}")
     if weights is not None and weights not in BITS:
         raise CommandError(f"--weights: {weights!r} is not one of {', '.join(BITS)}")
     machine = Roofline(hardware_named(hardware), stacks()[software], devices)
@@ -153,7 +164,7 @@ def _shape(model: str) -> tuple[Shape, str | None]:
         try:
             return from_files(opened(model)), model
         except ModelError as error:
-            raise error if "/" in model or "." in model else unknown from None
+            raise error if "/" in model or model.endswith(_FILES) else unknown from None
 
 
 def _is_known_shape(model: str) -> bool:
@@ -214,6 +225,8 @@ def _print(found: Advice) -> None:
     )
     for reason in found.reasons:
         print(reason)
+    if not found.commands:
+        return
     print("\nMeasure:")
     for line in found.measure:
         print(f"  {line}")

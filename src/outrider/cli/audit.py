@@ -44,7 +44,7 @@ def audit() -> None:
     \b
     outrider audit show ledger.db --since 2h --kind request
     outrider audit verify ledger.db --head 130:5f0c...
-    outrider audit export ledger.db --format csv --out ledger.csv
+    outrider audit export ledger.db --out ledger.csv
     outrider audit report ledger.db --out report.html
     """
 
@@ -95,8 +95,11 @@ def verify(ledger: File, head: Kept = None, key_file: KeyFile = None) -> None:
 def export(
     ledger: File,
     form: Annotated[
-        Literal["csv", "jsonl"], typer.Option("--format", help="jsonl: rows whole. csv: for spreadsheets.")
-    ],
+        Literal["csv", "jsonl"] | None,
+        typer.Option(
+            "--format", help="csv: for spreadsheets. jsonl: rows whole.  [default: jsonl if --out ends so, else csv]"
+        ),
+    ] = None,
     out: Out = None,
     since: Since = None,
     until: Until = None,
@@ -108,8 +111,9 @@ def export(
     from outrider.audit.reading import read
 
     rows = read(ledger, _choice(since, until, key, kind, None))
+    whole = form == "jsonl" or (form is None and out is not None and out.suffix == ".jsonl")
     with _opened(out) as file:
-        (write_csv if form == "csv" else write_jsonl)(rows, file)
+        (write_jsonl if whole else write_csv)(rows, file)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from typer import Option
 
 from outrider.cli.bench_output import Output, bar
 from outrider.cli.errors import CommandError
+from outrider.core.names import near
 
 if TYPE_CHECKING:
     from outrider.bench.client import Server
@@ -50,6 +51,9 @@ class ServerOptions:
     ] = None
     warm_up: Annotated[int, Option(metavar="N", help="Requests to each server that do not count.")] = 1
     timeout: Annotated[float, Option(metavar="SECONDS", help="Give a request up if nothing comes for so long.")] = 300.0
+    time_limit: Annotated[float, Option(metavar="SECONDS", help="Give a request up after so long, whatever comes.")] = (
+        1200.0
+    )
     api_key: Annotated[
         list[str] | None,
         Option(metavar="[NAME=]KEY", envvar="OUTRIDER_BENCH_API_KEY", help="Key of all servers, or of one."),
@@ -91,7 +95,8 @@ def bench_servers(
     servers = _servers(options)
     baseline = options.baseline or servers[0].name
     if baseline not in [server.name for server in servers]:
-        raise CommandError(f"--baseline: {baseline!r} is none of {', '.join(server.name for server in servers)}")
+        names = [server.name for server in servers]
+        raise CommandError(f"--baseline: {baseline!r} is none of {', '.join(names)}{near(baseline, names)}")
     slo = None if options.slo is None else Slo.parse(options.slo)
     _check(options, max_tokens)
     plan = Plan(
@@ -102,6 +107,7 @@ def bench_servers(
         repeat=repeat,
         warm_up=options.warm_up,
         timeout=options.timeout,
+        limit=options.time_limit,
         seed=seed,
     )
     with bar(plan.total * len(servers)) as advance:
@@ -138,8 +144,9 @@ def _check(options: ServerOptions, max_tokens: int) -> None:
     ):
         if value is not None and value < least:
             raise CommandError(f"{option}: {value} is not at least {least}")
-    if not 0 < options.timeout < float("inf"):
-        raise CommandError(f"--timeout: {options.timeout:g} is not a number of seconds above 0")
+    for option, seconds in (("--timeout", options.timeout), ("--time-limit", options.time_limit)):
+        if not 0 < seconds < float("inf"):
+            raise CommandError(f"{option}: {seconds:g} is not a number of seconds above 0")
 
 
 def _servers(options: ServerOptions) -> list[Server]:

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from importlib import metadata
 from typing import Any, cast, get_type_hints
 
+from outrider.core.names import near
 from outrider.drafters.base import Drafter, DrafterError, Options
 
 __all__ = ["GROUP", "find", "names", "options"]
@@ -49,7 +50,7 @@ def find(name: str) -> type[Drafter]:
         return cast("type[Drafter]", importlib.import_module(f"outrider.drafters.{name}").DRAFTER)
     entry = _foreign().get(name)
     if entry is None:
-        raise DrafterError(f"drafter {name!r} is unknown; there are {', '.join(names())}")
+        raise DrafterError(f"drafter {name!r} is unknown; there are {', '.join(names())}{near(name, names())}")
     return cast("type[Drafter]", entry.load())
 
 

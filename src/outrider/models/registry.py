@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+from outrider.core.names import near
 from outrider.models.cache_folder import cache_folder
 from outrider.models.errors import ModelError
 
@@ -98,6 +99,7 @@ def resolve(model: str | Path, *, fetch: bool = False) -> Path:
         raise ModelError(f"{path} does not exist")
     raise ModelError(
         f"model {name!r} is not known (known: {', '.join(KNOWN)}): give one of these, hf:ORG/REPO, or a path"
+        f"{near(name, KNOWN)}"
     )
 
 
@@ -111,7 +113,10 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     if name.startswith(HUB):
         return _pull_from_hub(name)
     if name not in KNOWN:
-        raise ModelError(f"model {name!r} is not known (known: {', '.join(KNOWN)}): give one of these or hf:ORG/REPO")
+        raise ModelError(
+            f"model {name!r} is not known (known: {', '.join(KNOWN)}): give one of these or hf:ORG/REPO"
+            f"{near(name, KNOWN)}"
+        )
     path = _index_path(name)
     if not path.exists():
         _pull_from_index(name, KNOWN[name], path, report)

@@ -121,9 +121,14 @@ def rendered(messages: Sequence[Message], template: str) -> list[dict[str, Any]]
     return out if "tool_calls" in template or "tools" in template else told(out)
 
 
+def _refused(constant: str) -> None:
+    """NaN and infinities: Python's parser takes them, JSON has none."""
+    raise ValueError(constant)
+
+
 def _called(call: ToolCall, where: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(call.function.arguments or "{}", parse_constant=_refused)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
