@@ -12,10 +12,10 @@ import pytest
 from outrider import Engine
 from outrider.advise.advice import by_profile
 from outrider.advise.chart import Chart, Series, bar, page, svg
-from outrider.advise.measure import Plan, measure
+from outrider.advise.measure import Additions, Plan, Turn, measure
 from outrider.advise.picture import break_evens, profile_page
 from outrider.advise.predict import chain_cost, predict
-from outrider.advise.probe import follow
+from outrider.advise.probe import Followed, Moment, follow
 from outrider.advise.prompts import Text
 from outrider.advise.sweep import sweep
 from outrider.cli import main
@@ -95,6 +95,43 @@ def test_a_prediction_is_the_sum_of_its_steps() -> None:
     assert chain_cost(profile, "ngram", 4) == pytest.approx(1.4)
     with pytest.raises(ProfileError, match="'medusa'"):
         predict(profile, "medusa", counts)
+
+
+def test_steps_without_being_asked_cost_what_plain_ones_do() -> None:
+    """A method that rests looks at nothing: of three steps without guesses, the two that rested are plain ones."""
+    profile = made()
+    counts = Counts()
+    for asked in (True, False, False):
+        counts.saw(0, 0, 0, asked=asked)
+    found = predict(profile, "eagle", counts)
+    assert counts.rested == 2
+    assert found.drafted - found.drafted_prompt == pytest.approx((1 + 0.05) + 2 * 1)
+
+
+def turn(slow: float) -> Turn:
+    """A text of plain steps of 10 and drafted ones of 16, all slowed down alike; its prompts took 100 and 130."""
+
+    def followed(prompt: float, moments: list[Moment]) -> Followed:
+        return Followed("chat", 8, [0, 0, 0, 0], prompt * slow, 0.0, moments)
+
+    plain = [Moment(10 * slow, 9 * slow, 0, asked=False)] * 3
+    drafted = [Moment(16 * slow, 12 * slow, 2, asked=True)] * 3
+    return Turn({"none": followed(100, plain), "eagle": followed(130, drafted)})
+
+
+def test_what_a_method_adds_is_measured_by_ratio() -> None:
+    """A turn in which the machine was half as fast says the same of the method as the others do."""
+
+    def forward(rows: int, context: int) -> float:
+        return 9 + rows  # bare: a row takes 10, three rows 12
+
+    for slow in (1.0, 2.0):
+        read = Additions([turn(1.0), turn(slow), turn(1.0)], forward)
+        assert read.none == 1  # the median turn's
+        ratio = (10 + read.none) / 10  # a plain step of the profile over one within a text
+        assert [seconds for _, seconds in read.steps("eagle")] == pytest.approx([16 * ratio - 12] * 6)
+        start, each = read.prompts
+        assert [s for _, s in read.prompt("eagle", lambda moment: 99)] == pytest.approx([1.3 * (start + 8 * each)] * 3)
 
 
 def test_break_even_of_a_profile() -> None:

@@ -390,7 +390,9 @@ def answered(content: bytes, status: int = 200) -> Answer | Failure:
 
     async def ask() -> Answer | Failure:
         transport = httpx2.MockTransport(lambda request: httpx2.Response(status, content=content))
-        async with Client(Server.at("a", "http://a"), timeout=20, limit=60, clock=Clock(), transport=transport) as client:
+        async with Client(
+            Server.at("a", "http://a"), timeout=20, limit=60, clock=Clock(), transport=transport
+        ) as client:
             return await client.ask(Asking(max_tokens=2), "x", 0.0)
 
     return asyncio.run(ask())

@@ -29,7 +29,7 @@ from outrider.engine.engine import Engine, Loaded
 from outrider.engine.profile import Counts, Drafting, Forward, Profile, key_of
 from outrider.runtime.runner import Feed
 
-__all__ = ["METHODS", "Behind", "Plan", "measure", "measure_forwards"]
+__all__ = ["METHODS", "Additions", "Behind", "Plan", "Turn", "measure", "measure_forwards"]
 
 METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "auto")
 _BY_LENGTH = ("draft_model", "eagle")  # whose guesses cost a pass each
@@ -175,7 +175,7 @@ class Behind:
 
 
 @dataclass(slots=True)
-class _Turn:
+class Turn:
     """One text, as all methods followed it."""
 
     by_method: dict[str, Followed]
@@ -189,10 +189,10 @@ class _Turn:
         return followed.prompt_tokens + len(followed.tokens) // 2
 
 
-class _Additions:
+class Additions:
     """What methods add to the steps of texts whose plain decoding ran in turns with them."""
 
-    def __init__(self, turns: Sequence[_Turn], forward: Callable[[int, int], float]) -> None:
+    def __init__(self, turns: Sequence[Turn], forward: Callable[[int, int], float]) -> None:
         """`forward` gives seconds by rows and cached tokens."""
         self._turns = [turn for turn in turns if turn.plain.moments]
         self._forward = forward
@@ -220,7 +220,7 @@ class _Additions:
             out.append((plain.prompt_tokens, ratio * (start + each * plain.prompt_tokens) + late))
         return out
 
-    def _added(self, turn: _Turn, followed: Followed, moment: Moment) -> float:
+    def _added(self, turn: Turn, followed: Followed, moment: Moment) -> float:
         context = turn.context(followed)
         plain = median(m.seconds for m in turn.plain.moments)
         unit = (self._forward(1, turn.context(turn.plain)) + self.none) / plain
@@ -241,7 +241,7 @@ def _draftings(
     for number, text in enumerate([*texts, *_long_prompts(methods["none"], texts, plan)]):
         turns.append(_turn(methods, text, plan.tokens if number < len(texts) else _FEW, None, number, clock))
         progress("methods", number + 1, len(texts) + len(plan.prompts))
-    read = _Additions(turns, forward)
+    read = Additions(turns, forward)
     out = []
     for method, engine in methods.items():
         drafting = _drafting(method, read, engine)
@@ -261,7 +261,7 @@ def _turn(
     limit: int | None,
     number: int,
     clock: Callable[[], float],
-) -> _Turn:
+) -> Turn:
     """All methods on one text, another one first each time. Raises DrafterError where one fails."""
     first = number % len(methods)
     order = [*list(methods)[first:], *list(methods)[:first]]
@@ -270,7 +270,7 @@ def _turn(
         (out[method],) = follow(methods[method], method, [text], max_tokens=tokens, limit=limit, clock=clock)
         if out[method].error is not None:
             raise DrafterError(f"{out[method].error}; leave out the method")
-    return _Turn(out)
+    return Turn(out)
 
 
 def _long_prompts(engine: Engine, texts: Sequence[Text], plan: Plan) -> list[Text]:
@@ -297,13 +297,13 @@ def _lengths(
     out = {}
     for limit in _LIMITS:
         turns = [_turn(both, text, plan.tokens // 2, limit, number, clock) for number, text in enumerate(texts)]
-        added = [seconds for moment, seconds in _Additions(turns, forward).steps(method) if moment.guesses]
+        added = [seconds for moment, seconds in Additions(turns, forward).steps(method) if moment.guesses]
         if added:
             out[limit] = max(0.0, median(added))
     return out if len(out) > 1 else {}
 
 
-def _drafting(method: str, read: _Additions, engine: Engine) -> Drafting:
+def _drafting(method: str, read: Additions, engine: Engine) -> Drafting:
     steps = read.steps(method)
     idle = [seconds for moment, seconds in steps if not moment.guesses and moment.asked]
     drafted = [(moment.guesses, seconds) for moment, seconds in steps if moment.guesses]

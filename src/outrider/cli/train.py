@@ -42,6 +42,10 @@ def train() -> None:
     outrider train prompts --from stdlib --out code.jsonl
     outrider train eagle --target smollm2-135m --prompts code.jsonl --out eagle-head
     outrider train eagle --target smollm2-135m --prompts code.jsonl --out eagle-head --resume
+    outrider train medusa --target smollm2-135m --prompts code.jsonl --out medusa-heads
+    outrider train draft --target smollm2-135m --prompts code.jsonl --out small-draft
+    outrider train layer-skip --target smollm2-135m --prompts code.jsonl --out layers
+    outrider train answers --target smollm2-135m --prompts code.jsonl --out answers
     """
 
 
