@@ -9,6 +9,7 @@ the error of the costs, the rest is that of the texts.
 
 This goes in `--blocks`, each with a profile of its own that is measured just before: on a shared machine the memory
 changes its speed by the minute, and with it what guesses are worth. The prediction of a block knows no clock but that.
+`--only I --keep FILE` runs one of the blocks, and tells of all that FILE has by then.
 
 Speed-ups are over plain decoding in the same run, reading the prompt included; texts must be equal, or the run ends.
 """
@@ -19,9 +20,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from outrider import Engine, __version__
 from outrider.advise.measure import Plan, measure
@@ -75,7 +78,7 @@ def main() -> None:
         engine.prepare(method)
     texts = _texts(arguments.prompts, 2 * arguments.count, engine)
     blocks = []
-    for number in range(arguments.blocks):
+    for number in range(arguments.blocks) if arguments.only is None else [arguments.only]:
         part = texts[2 * arguments.count * number // arguments.blocks :][: 2 * arguments.count // arguments.blocks]
         plan = Plan(rounds=arguments.rounds, tokens=arguments.tokens)
         profile = measure(
@@ -85,13 +88,15 @@ def main() -> None:
         after = _run(engine, methods, part[1::2], arguments.max_tokens, "measure")
         _require_equal(after)
         blocks.append(Block(profile, before, after))
+    if arguments.keep is not None:
+        blocks = _kept(arguments.keep, blocks)
     lines = [_line(method, blocks) for method in METHODS]
     _print(lines)
     if arguments.json is not None:
         report: dict[str, Any] = {
             "lines": [{**line.__dict__, "error": line.error} for line in lines],
-            "prompts": len(texts) // 2,
-            "blocks": arguments.blocks,
+            "prompts": sum(len(block.after["none"]) for block in blocks),
+            "blocks": len(blocks),
             "max_tokens": arguments.max_tokens,
             "model": engine.files.name,
             "machine": environment.machine(),
@@ -110,6 +115,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=24, help="prompts of each half, spread over the file")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--blocks", type=int, default=3, help="that the prompts are split into")
+    parser.add_argument("--only", type=int, default=None, metavar="I", help="run this block alone, counted from 0")
+    parser.add_argument("--keep", type=Path, default=None, help="file that blocks are added to")
     parser.add_argument("--rounds", type=int, default=6, help="of a profile's forwards")
     parser.add_argument("--tokens", type=int, default=32, help="that a profile writes per text and method")
     parser.add_argument("--dtype", default="int8")
@@ -172,6 +179,15 @@ def _predicted(method: str, blocks: Sequence[Block], counts: Counts) -> float:
         plain += prompts.plain_prompt + share * (rate.plain - rate.plain_prompt)
         drafted += prompts.drafted_prompt + share * (rate.drafted - rate.drafted_prompt)
     return plain / drafted
+
+
+def _kept(path: Path, blocks: Sequence[Block]) -> list[Block]:
+    """Those of the file and these, which are added to it, a line each."""
+    with path.open("a", encoding="utf-8") as file:
+        for block in blocks:
+            file.write(json.dumps(asdict(block)) + "\n")
+    adapter = TypeAdapter(Block)
+    return [adapter.validate_json(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def _counts(followed: Sequence[Followed]) -> Counts:
