@@ -125,6 +125,10 @@ def test_commands_are_shell_and_json() -> None:
             assert config["num_speculative_tokens"] == 4
     assert "--speculative-num-draft-tokens 5" in commands("eagle", 4, names)["sglang"]  # the target's own counts there
     assert commands("medusa", 4, names)["sglang"].startswith("#")
+    assert "--spec-ngram-simple-size-m 4" in commands("ngram", 4, names)["llama.cpp"]  # n-max is of draft models
+    for method in METHODS:
+        made = commands(method, 4, names)["tensorrt-llm"]
+        assert ("disable_overlap_scheduler: true" in made) == (method in ("ngram", "suffix", "draft_model"))
 
 
 def test_vllm_commands_are_read_by_our_own_server() -> None:

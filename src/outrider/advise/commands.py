@@ -2,8 +2,8 @@
 
 Looked up on 2026-11-30: vLLM 0.33.0 (vllm/config/speculative.py and docs/features/speculative_decoding), SGLang 0.5.23
 (docs/advanced_features/speculative_decoding.md), TensorRT-LLM 1.2.1 (docs/source/features/speculative-decoding.md),
-llama.cpp's master (docs/speculative.md, common/arg.cpp: `--spec-type`, `--spec-draft-*`). What an engine does not have
-is said in place of a command.
+llama.cpp's master (docs/speculative.md, common/speculative.cpp, the built server's --help: `--spec-type`,
+`--spec-draft-*`, `--spec-ngram-simple-*`). What an engine does not have is said in place of a command.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def _tensorrt(method: str, guesses: int, names: Names) -> str:
     kinds = {"ngram": "NGram", "suffix": "NGram", "draft_model": "DraftTarget", "eagle": "Eagle3"}
     if method not in kinds:
         return f"# TensorRT-LLM's PyTorch backend has no {method}"
-    lines = ["speculative_config:", f"  decoding_type: {kinds[method]}", f"  max_draft_len: {guesses}"]
+    # only heads run without it, says the page on speculative decoding
+    lines = [] if method == "eagle" else ["disable_overlap_scheduler: true"]
+    lines += ["speculative_config:", f"  decoding_type: {kinds[method]}", f"  max_draft_len: {guesses}"]
     if method in ("ngram", "suffix"):
         lines.append("  max_matching_ngram_size: 4")
     else:
@@ -121,7 +123,9 @@ def _llama(method: str, guesses: int) -> str:
     if method == "none":
         return shlex.join(start)
     if method in ("ngram", "suffix"):
-        return shlex.join([*start, "--spec-type", "ngram-simple", "--spec-draft-n-max", str(guesses)])
+        # the length of a look-up's draft is its own option: --spec-draft-n-max is of draft models
+        sizes = ["--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", str(guesses)]
+        return shlex.join([*start, "--spec-type", "ngram-simple", *sizes])
     if method == "draft_model":
         extra = ["--spec-type", "draft-simple", "--spec-draft-model", "DRAFT.gguf"]
         return shlex.join([*start, *extra, "--spec-draft-n-max", str(guesses)])
