@@ -19,6 +19,7 @@ from outrider.core.params import Constraint, SamplingParams
 from rigs import MIXES, Rig
 from serving import MODEL, Running, serving, settled, tiny_engine, wait_until
 
+BEGINNING = "abcdefgh abcdefgh "  # of all prompts: two pages
 SMALL = Rig("native", "fp32", page_size=8, cache_tokens=640)  # too small for the batch: texts are preempted
 FORMS = (
     None,
@@ -46,7 +47,7 @@ def requests(count: int) -> list[dict[str, Any]]:
         form = FORMS[index % len(FORMS)]
         body: dict[str, Any] = {
             "model": MODEL,
-            "prompt": (phrase * 30)[: rng.randint(5, 120)],
+            "prompt": BEGINNING + (phrase * 30)[: rng.randint(5, 120)],
             "max_tokens": rng.randint(8, 60),
             "seed": rng.randint(0, 2**40),
             "logprobs": 2,
@@ -87,7 +88,7 @@ def alone(body: dict[str, Any]) -> list[tuple[str, str, list[float]]]:
         given_["grammar"] = Constraint(
             "json_schema" if kind == "json" else kind, text if kind == "regex" else json.dumps(text)
         )
-    plain = tiny_engine(drafter="none", batch_size=1)
+    plain = tiny_engine(drafter="none", batch_size=1, enable_prefix_caching=False)
     out = []
     for index in range(body.get("n", 1)):
         (result,) = plain.generate([body["prompt"]], SamplingParams(**{**given_, "seed": body["seed"] + index}))
@@ -143,7 +144,8 @@ def gathered(running: Running, count: int) -> Iterator[None]:
 
 def test_the_promise_holds_under_load() -> None:
     """64 mixed requests at 1, 8 and 32 at once, shuffled, between others that are given up, in a cache too small for
-    them: texts and log-probabilities equal those of each request alone on a plain engine."""
+    them, their beginning in the prefix cache: texts and log-probabilities equal those of each request alone on a plain
+    engine that has no prefix cache."""
     bodies = requests(64)
     wanted = [alone(body) for body in bodies]
     engine = tiny_engine(SMALL, batch_size=12, prefill_chunk=48)
@@ -151,6 +153,9 @@ def test_the_promise_holds_under_load() -> None:
         for concurrency in (1, 8, 32):
             order = list(range(len(bodies)))
             random.Random(concurrency).shuffle(order)
+            assert answered(running, bodies[0]) == wanted[0]  # leaves its pages, so that whichever comes next finds them
+            settled(running)
+            found = engine.prefix_hits
             with ThreadPoolExecutor(concurrency) as pool:
                 jobs = {}
                 with gathered(running, min(concurrency, 24)):
@@ -160,6 +165,7 @@ def test_the_promise_holds_under_load() -> None:
                         jobs[index] = pool.submit(streamed if place % 2 else answered, running, bodies[index])
                 got = [jobs[index].result() for index in range(len(bodies))]
             assert got == wanted, concurrency
+            assert engine.prefix_hits - found >= 2 * SMALL.page_size, concurrency
             settled(running)
         assert engine.preemptions > 0
 
