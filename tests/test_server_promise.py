@@ -153,7 +153,9 @@ def test_the_promise_holds_under_load() -> None:
         for concurrency in (1, 8, 32):
             order = list(range(len(bodies)))
             random.Random(concurrency).shuffle(order)
-            assert answered(running, bodies[0]) == wanted[0]  # leaves its pages, so that whichever comes next finds them
+            assert (
+                answered(running, bodies[0]) == wanted[0]
+            )  # leaves its pages, so that whichever comes next finds them
             settled(running)
             found = engine.prefix_hits
             with ThreadPoolExecutor(concurrency) as pool:

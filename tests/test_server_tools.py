@@ -227,6 +227,114 @@ def test_what_no_tool_can_be_is_refused(server: Running, change: dict[str, Any],
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter), refused.text
 
 
+RESPOND: dict[str, Any] = {
+    "model": MODEL,
+    "input": "Weather?",
+    "tools": [{"type": "function", **tool["function"]} for tool in ASK["tools"]],
+    "max_output_tokens": 1000,
+    "temperature": 1.0,
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "clock"}])
+def test_responses_call_tools(server: Running, choice: Any) -> None:
+    """The calls are items of the output, the same as a chat's, and the text is that of plain decoding."""
+    body = RESPOND | {"tool_choice": choice, "extra_body": {"seed": 1}}
+    answer = server.client.responses.create(**body)
+    assert answer.status == "completed"
+    calls = [item for item in answer.output if item.type == "function_call"]
+    assert len(calls) == len(answer.output) >= 1
+    for call in calls:
+        assert call.status == "completed"
+        check_call(call.name, call.arguments)
+        assert choice == "required" or call.name == "clock"
+    in_chat = choice if choice == "required" else {"type": "function", "function": {"name": "clock"}}
+    chat = server.client.chat.completions.create(**ASK | {"tool_choice": in_chat, "seed": 1, "temperature": 1.0})
+    told = [(call.function.name, call.function.arguments) for call in chat.choices[0].message.tool_calls or ()]  # type: ignore[union-attr]
+    assert told == [(call.name, call.arguments) for call in calls]
+    plain = server.client.responses.create(**body | {"extra_body": {"seed": 1, "speculation": {"enabled": False}}})
+    assert [(c.name, c.arguments) for c in plain.output if c.type == "function_call"] == told
+
+
+def test_responses_stream_calls(server: Running) -> None:
+    """Each item is opened, grows and is closed before the next; the last event has the whole answer."""
+    body = RESPOND | {"tool_choice": "required", "extra_body": {"seed": 1}}
+    whole = [item.model_dump(exclude={"id", "call_id"}) for item in server.client.responses.create(**body).output]
+    items: list[dict[str, Any]] = []
+    events = list(server.client.responses.create(**body, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:3]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    for event in events[2:]:
+        if event.type == "response.output_item.added":
+            assert event.output_index == len(items)
+            assert event.item.type == "function_call"
+            assert event.item.arguments == ""
+            items.append({"id": event.item.id, "arguments": "", "done": False})
+        elif event.type == "response.function_call_arguments.delta":
+            assert (event.item_id, event.output_index) == (items[-1]["id"], len(items) - 1)
+            items[-1]["arguments"] += event.delta
+        elif event.type == "response.function_call_arguments.done":
+            assert event.arguments == items[-1]["arguments"]
+            check_call(event.name, event.arguments)
+        elif event.type == "response.output_item.done":
+            items[-1]["done"] = True
+        else:
+            assert event is events[-1]
+            assert event.type == "response.completed"
+            assert [item.model_dump(exclude={"id", "call_id"}) for item in event.response.output] == whole
+    assert items
+    assert all(item["done"] for item in items)
+
+
+def test_responses_go_on_behind_a_call(server: Running) -> None:
+    """A call and its outcome are sent back, as the client's own objects: the prompt is that of the same chat."""
+    first = server.client.responses.create(
+        **RESPOND | {"tool_choice": {"type": "function", "name": "clock"}, "parallel_tool_calls": False}
+    )
+    (call,) = first.output
+    assert call.type == "function_call"
+    asked: list[Any] = [{"role": "user", "content": "Weather?"}]
+    outcome = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+    second = server.client.responses.create(
+        **RESPOND | {"input": [*asked, *first.output, outcome], "tool_choice": "none", "max_output_tokens": 4}
+    )
+    assert second.output_text
+    messages = [
+        *asked,
+        {"role": "assistant", "content": None, "tool_calls": [called("clock", call.arguments) | {"id": call.call_id}]},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "noon"},
+    ]
+    chat = server.client.chat.completions.create(**ASK | {"messages": messages, "tool_choice": "none", "max_tokens": 4})
+    assert chat.usage
+    assert second.usage
+    assert second.usage.input_tokens == chat.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"tools": [RESPOND["tools"][0] | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [RESPOND["tools"][0]] * 2}, "tools[1].name"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "function", "name": "nobody"}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
+        ({"input": [{"type": "image"}]}, "input[0]"),
+    ],
+)
+def test_responses_refuse_what_no_tool_can_be(server: Running, change: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        server.client.responses.create(**RESPOND | change)
+    assert refused.value.param == parameter
+
+
 def test_a_special_token_opens_calls() -> None:
     """Mistral's [TOOL_CALLS] is written as the one token that the model knows, not as its letters."""
     tools = [Tool.model_validate(tool) for tool in (WEATHER, CLOCK)]

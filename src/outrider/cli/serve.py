@@ -265,5 +265,6 @@ def _request_drafters(own: str, listed: str | None) -> list[str]:
         for name in names:
             registry.find(name)
         return names
-    free = [name for name in registry.names() if registry.find(name).needs.startswith("nothing")]
+    methods = {name: registry.find(name) for name in registry.names()}
+    free = [name for name, method in methods.items() if method.needs.startswith("nothing") and method.helps != "never"]
     return list(dict.fromkeys([own, *free, "prediction"]))

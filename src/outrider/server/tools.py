@@ -24,11 +24,15 @@ from outrider.server.body import Body
 
 __all__ = [
     "FORMATS",
+    "TOOL_NAME",
     "Arguments",
     "Call",
     "CallReader",
     "Change",
     "Content",
+    "Function",
+    "FunctionName",
+    "NamedChoice",
     "Tool",
     "ToolChoice",
     "ToolFormat",
@@ -38,11 +42,11 @@ __all__ = [
     "told",
 ]
 
-_NAME = r"[A-Za-z0-9_.-]{1,64}"
+TOOL_NAME = r"[A-Za-z0-9_.-]{1,64}"
 
 
 class Function(Body):
-    name: str = Field(pattern=f"^{_NAME}$")
+    name: str = Field(pattern=f"^{TOOL_NAME}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # the schema is kept either way
@@ -83,7 +87,7 @@ class ToolFormat:
 
     @property
     def head(self) -> re.Pattern[str]:
-        return re.compile(f"{re.escape(self.before)}({_NAME}){re.escape(self.between)}")
+        return re.compile(f"{re.escape(self.before)}({TOOL_NAME}){re.escape(self.between)}")
 
     def call_id(self) -> str:
         return uuid.uuid4().hex[:9] if self.short_ids else f"call_{uuid.uuid4().hex[:24]}"

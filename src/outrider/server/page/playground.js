@@ -77,7 +77,7 @@ export class Playground {
     this.model = server.name;
     const select = byId("drafter");
     if (select.options.length) return;
-    const offered = drafters.offered.filter((name) => name !== "prediction" && name !== drafters.own && name !== "junk");
+    const offered = drafters.offered.filter((name) => name !== "prediction" && name !== drafters.own);
     select.append(element("option", { value: "" }, `${drafters.own} (default)`), ...offered.map((name) => element("option", { value: name }, name)));
     if (!server.chat) {
       byId("form").value = "text";
