@@ -5,9 +5,9 @@
 
 All servers run at once, each a process of its own on a free port of this machine, and take turns: in each round every
 mode gets the same users and prompts, in another order, so that noise hits all alike. Each user sends one streamed chat
-after the other, with no pause between them, and begins at another prompt. The first prompt of all is a warm-up. Greedy
-texts of all modes and loads are compared: they are equal, or the exit code is 1; those of peers are not. A token's time
-is that of the chunk it came in.
+after the other, with no pause between them, and begins at another prompt; a turn has at least 8 of them. The first
+prompt of all is a warm-up. Greedy texts of all modes and loads are compared: they are equal, or the exit code is 1;
+those of peers are not. A token's time is that of the chunk it came in.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import httpx2
 
 from server_process import foreign, serving
 
+LEAST = 8  # requests in a turn of one mode, however few users there are
 MODES = {
     "plain": ["--drafter", "none"],
     "speculative": ["--no-adapt"],
@@ -133,7 +134,7 @@ def main() -> int:
     parser.add_argument("--users", default="1,4,16,32")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each mode at each load")
     parser.add_argument(
-        "--requests", type=int, default=1, help="of each user in a turn; a lone user sends eight times as many"
+        "--requests", type=int, default=1, help=f"of each user in a turn; few users send {LEAST} in all"
     )
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--drafter", default="auto")
@@ -166,7 +167,7 @@ def main() -> int:
         for mode, url in urls.items():
             ask(url, names[mode], 0, prompts[0], given.max_tokens)
         for users in map(int, given.users.split(",")):
-            requests = given.requests * (8 if users == 1 else 1)
+            requests = max(given.requests, -(-LEAST // users))
             got: dict[str, list[Answer]] = {mode: [] for mode in urls}
             spent = dict.fromkeys(urls, 0.0)
             for turn in range(given.rounds):

@@ -15,6 +15,7 @@ import uvicorn
 from openai import OpenAI
 
 from outrider import Engine
+from outrider.engine.transitions import Figures
 from outrider.models.chat_template import ChatTemplate
 from outrider.server.app import create_app
 from outrider.server.process import listen
@@ -76,6 +77,12 @@ def serving(engine: Engine | None = None, **settings: Any) -> Iterator[Running]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def change_modes(engine: Engine, count: int) -> None:
+    """Let an idle engine tell of so many changes of mode, as its controller does."""
+    for number in range(count):
+        engine._transitions.change("ngram", "speculative" if number % 2 else "plain", "load", number, 1, Figures())
 
 
 def wait_until(condition: Any, seconds: float = 60.0) -> None:

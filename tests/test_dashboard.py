@@ -14,7 +14,7 @@ from outrider.engine.speed import Speedometer
 from outrider.server.dashboard import FREE_PATHS, STATE_PATH
 from outrider.server.history import History
 from outrider.server.settings import Keys
-from serving import MODEL, Running, serving, settled, tiny_engine
+from serving import MODEL, Running, change_modes, serving, settled, tiny_engine
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "abcd abcd abcd abcd", "max_tokens": 40, "temperature": 0}
 KEY = "secret-of-the-tests"
@@ -54,7 +54,7 @@ def test_the_page_and_all_that_it_names_come_from_here(server: Running) -> None:
         assert not re.search(r"(https?:)?//[a-z]", re.sub(r"(?m)(^|\s)// .*", "", own)), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", own), path
         named |= set(re.findall(r"""["'](/dashboard/[\w.]+)["'?]""", own))
-    assert named - {STATE_PATH} <= set(FREE_PATHS)
+    assert named - {STATE_PATH, "/dashboard/transitions"} <= set(FREE_PATHS)
     assert {path for path in FREE_PATHS if path != "/"} <= named
 
 
@@ -102,7 +102,19 @@ def test_the_state_of_a_server_that_did_nothing_yet_is_empty() -> None:
         assert told["acceptance"] == {}
         assert told["totals"] == {"tokens": 0, "drafted": 0, "accepted": 0, "wasted": 0, "ended": {}}
         assert told["transitions"] == told["requests"] == []
+        assert told["transitions_kept"] == 0
         assert told["queue"] == {"running": 0, "waiting": 0, "places": running.engine.batch_size, "preemptions": 0}
+
+
+def test_all_changes_of_mode_can_be_had() -> None:
+    """The state has the latest 64 of them and says how many there are; the others have a route of their own."""
+    with serving() as running:
+        change_modes(running.engine, 150)
+        told = state(running)
+        every = httpx2.get(f"{running.url}/dashboard/transitions").json()["transitions"]
+    assert [entry["step"] for entry in every] == list(range(150))
+    assert told["transitions"] == every[-64:]
+    assert told["transitions_kept"] == 150
 
 
 def test_sums_are_those_of_the_answers() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.server.settings import Keys
-from serving import Running, serving, settled, tiny_engine
+from serving import Running, change_modes, serving, settled, tiny_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page tests need the package playwright")
 CHROMIUM = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -105,6 +105,18 @@ def test_the_playground_shows_who_wrote_each_token_and_that_the_text_is_the_same
         assert "First token" in page.inner_text("#latency")
         assert "of" in page.inner_text("#waste")
         assert server.engine.files.digest()[:12] in page.inner_text("#weights")
+
+
+def test_all_changes_of_mode_are_shown_when_asked_for(browser: Any) -> None:
+    with serving() as running:
+        change_modes(running.engine, 100)
+        with opened(browser, running) as page:
+            page.wait_for_selector("#transitions tbody tr")
+            assert page.locator("#transitions tbody tr").count() == 64
+            assert page.inner_text("#transitions-count") == "The latest 64 of 100."
+            page.click("#transitions-all")
+            page.wait_for_selector("#transitions-under", state="hidden")
+            assert page.locator("#transitions tbody tr").count() == 100
 
 
 def test_steps_can_be_walked_with_the_keyboard(browser: Any, server: Running) -> None:

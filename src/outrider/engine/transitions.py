@@ -66,7 +66,7 @@ class Transitions:
     What is read from it (`recent`, `modes`, `counts`) is replaced and never changed: safe to read from any thread.
     """
 
-    _KEPT = 256
+    _KEPT = 4096  # the ledger has them all
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -85,4 +85,13 @@ def router(desk: Desk) -> APIRouter:
             **desk.history.state(since, desk.jobs, time.perf_counter()),
         }
 
+    @routes.get("/dashboard/transitions", responses=ERRORS)
+    async def transitions() -> dict[str, Any]:
+        """All changes of mode that the server remembers (the latest 4,096), oldest first; `/dashboard/state` has fewer.
+
+        Earlier ones are in the ledger, if there is one.
+        """
+        assert desk.history is not None  # there is no such route otherwise
+        return {"transitions": desk.history.transitions()}
+
     return routes

@@ -21,7 +21,7 @@ __all__ = ["History", "Pages", "Sample", "Writing"]
 _SECONDS = 600  # that the time axis reaches back
 _LATENCIES = 2048  # of each kind
 _STEPS = 2048  # with guesses, for acceptance
-_TRANSITIONS = 64
+_TRANSITIONS = 64  # that the state has; the others are asked for
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _RUNNING = 32  # requests that are listed
 
@@ -220,6 +220,7 @@ class History:
             "cache": {"pages": pages.count, "free": pages.free, "page_size": pages.page_size},
             "modes": {drafter: mode for drafter, mode in engine.modes.items() if drafter != "none"},
             "transitions": [transition.as_dict() for transition in engine.transitions[-_TRANSITIONS:]],
+            "transitions_kept": len(engine.transitions),
             "samples": {
                 "columns": [column.name for column in fields(Sample)],
                 "next": self._first + len(self._samples),
@@ -236,6 +237,10 @@ class History:
                 "ended": dict(self._ended),
             },
         }
+
+    def transitions(self) -> list[dict[str, Any]]:
+        """All changes of mode that are still known, oldest first. Ready for JSON."""
+        return [transition.as_dict() for transition in self._engine.transitions]
 
     def _acceptance(self) -> Mapping[str, Any]:
         """By drafter, over the latest steps with guesses."""

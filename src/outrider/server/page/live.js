@@ -1,5 +1,6 @@
 // What the server does now, from its state.
 
+import { ask } from "/dashboard/api.js";
 import { parts, plainOf, positions, speedOf, timeline } from "/dashboard/charts.js";
 import { byId, clock, duration, element, empty, many, percent, rate, say, table, times, whole } from "/dashboard/elements.js";
 
@@ -16,6 +17,7 @@ export class Live {
     this.started = null;
     this.samples = [];
     this.transitions = [];
+    this.all = false; // the person asked for all of them
     this.range = 120;
     this.pointed = null; // time under the pointer
     this.fixed = {}; // what was drawn last, by place: drawn again only when it changes
@@ -33,6 +35,7 @@ export class Live {
       event.preventDefault();
       this.point((this.pointed ?? this.samples.at(-1).time) + by);
     });
+    byId("transitions-all").addEventListener("click", () => this.fetchAll());
     new ResizeObserver(() => this.draw()).observe(chart);
     byId("time-keys").append(
       ...[["speed", "tokens/s, measured"], ["plain", "tokens/s of plain decoding, measured meanwhile"],
@@ -46,21 +49,21 @@ export class Live {
   }
 
   show(state) {
-    if (this.started !== state.server.started || state.samples.next < this.next) this.samples = [];
+    if (this.started !== state.server.started || state.samples.next < this.next) [this.samples, this.transitions, this.all] = [[], [], false];
     this.started = state.server.started;
     this.next = state.samples.next;
     this.now = state.time;
     const { columns, rows } = state.samples;
     this.samples.push(...rows.map((row) => Object.fromEntries(columns.map((column, index) => [column, row[index]]))));
     this.samples = this.samples.slice(-KEPT);
-    this.transitions = state.transitions;
+    this.transitions = this.all ? merged(this.transitions, state.transitions) : state.transitions;
     this.lately = this.summary(state);
     this.figures(state);
     this.draw();
     this.place("acceptance", state.acceptance, (acceptance) => this.acceptance(acceptance));
     this.place("latency", state.latency, latency);
     this.place("waste", state.totals, waste);
-    this.place("transitions", state.transitions, changes);
+    this.listChanges(state.transitions_kept);
     this.place("requests", state.requests, requests);
     this.place("weights", state.models, weights);
     say("latency-under", state.latency.itl.count ? `The latest ${whole(state.latency.itl.count)} steps.` : "");
@@ -68,6 +71,28 @@ export class Live {
     say("model", `${state.server.name} · ${state.models[0] ? state.models[0].sha256.slice(0, 8) : ""}`);
     say("footer", `Outrider ${state.server.version} · ${state.server.fingerprint} · since ${clock(state.server.started)} · ` +
       `${whole(state.totals.tokens)} tokens written · ${whole(state.queue.preemptions)} preemptions`);
+  }
+
+  listChanges(kept) {
+    this.place("transitions", this.transitions, changes);
+    byId("transitions-under").hidden = this.all || kept <= this.transitions.length;
+    say("transitions-count", `The latest ${whole(this.transitions.length)} of ${whole(kept)}.`);
+  }
+
+  /** All changes that the server remembers; from now on the list only grows. */
+  async fetchAll() {
+    const button = byId("transitions-all");
+    button.disabled = true;
+    try {
+      const { transitions } = await (await ask("/dashboard/transitions")).json();
+      this.transitions = merged(transitions, this.transitions);
+      this.all = true;
+      this.listChanges(this.transitions.length);
+    } catch (error) {
+      say("transitions-count", `${error.message}.`);
+    } finally {
+      button.disabled = false;
+    }
   }
 
   place(id, data, draw) {
@@ -181,6 +206,12 @@ function waste({ tokens, drafted, accepted, wasted }) {
     parts([{ share: 1 - share, name: "right" }, { share, name: "wasted" }], `${percent(share)} in vain`),
     element("p", { class: "under" }, `${percent(1 - share)} right, ${percent(share)} in vain; ${tokens ? (wasted / tokens).toFixed(2) : "–"} wasted per token written, ${whole(accepted)} accepted.`),
   ];
+}
+
+/** The earlier changes, and those of the later ones that are not among them. */
+function merged(earlier, later) {
+  const known = new Set(earlier.map((change) => JSON.stringify(change)));
+  return [...earlier, ...later.filter((change) => !known.has(JSON.stringify(change)))];
 }
 
 function changes(transitions) {
