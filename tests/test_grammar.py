@@ -88,6 +88,21 @@ def test_forced_tokens_are_free_guesses() -> None:
     assert plain.usage.accepted_prediction_tokens == 0
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_forced_tokens_are_guesses_also_while_the_drafter_rests(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafting does not pay, what the grammar forces still does: nothing is asked, and the text is the same."""
+    resting = engine(**DRAFTERS[drafter])
+    monkeypatch.setattr(resting._controller, "wants", lambda name, text: False)
+    got = resting.generate(prompts(2), params("regex", 0.7, 3))
+    plain = engine().generate(prompts(2), params("regex", 0.7, 3))
+    assert [said(r) for r in got] == [said(r) for r in plain]
+    for result, alone in zip(got, plain, strict=True):
+        assert len(result.steps) < len(alone.steps) / 2
+        drafts = [step for step in result.steps if step.drafted]
+        assert {(step.drafter, step.asked) for step in drafts} == {("grammar", False)}
+        assert all(step.drafted == step.accepted == step.sources.count("grammar") for step in drafts)
+
+
 def test_rejection_keeps_the_form_and_the_law() -> None:
     """400 draws of a choice under rejection sampling with a draft model fall as the target's own draws do."""
     counts = []

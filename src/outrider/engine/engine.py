@@ -37,7 +37,7 @@ from outrider.drafters.base import Context, Drafter, DrafterError, Follower, Obs
 from outrider.drafters.costs import Costs
 from outrider.engine.controller import Controller, Drafted
 from outrider.engine.detokenizer import Detokenizer
-from outrider.engine.grammar import Grammar, Grammars
+from outrider.engine.grammar import FORCED, Grammar, Grammars
 from outrider.engine.profile import starting_costs
 from outrider.engine.results import Delta, FinishReason, Origin, Result, Step, TokenLogprobs, Usage
 from outrider.engine.scheduler import Scheduler, Turn
@@ -662,6 +662,8 @@ class Engine:
                     group.paced.append(active.sequence.id)
                     if self._controller.wants(active.drafter.name, active.sequence.id):
                         group.members.append(index)
+                    elif turn.sequence.shaping.grammar is not None:  # what it forces costs nobody's time
+                        trees[index] = self._checked(turn, active, Tree.root(turn.sequence.tokens[-1]))
         for group in groups.values():
             if not group.members:
                 continue
@@ -685,7 +687,8 @@ class Engine:
 
     def _choose(self, turns: Seq[Turn], actives: Seq[_Active], trees: Seq[Tree | None]) -> list[Tree | None]:
         """What is worth checking of the proposals, and fits into the pages."""
-        names = [None if active.request.rejection else active.drafter.name for active in actives]
+        # what a grammar forces is certain: nothing that was measured of a drafter says anything of it
+        names = [active.drafter.name if active.asked and not active.request.rejection else None for active in actives]
         chosen = self._controller.choose(trees, names, sum(turn.rows for turn in turns))
         return [self._fitting(turn, tree) for turn, tree in zip(turns, chosen, strict=True)]
 
@@ -973,7 +976,7 @@ class Stream(Iterator[Delta]):
 def _step(tree: Tree, verdict: Verdict, active: _Active) -> Step:
     if not tree.guesses:
         return Step(0, 0, 0, asked=active.asked)
-    drafter = active.drafter.name
+    drafter = active.drafter.name if active.asked else FORCED
     named = tree.sources or ("",) * len(tree)
     sources = tuple(named[node] or drafter for node in verdict.path)
     return Step(tree.guesses, max(tree.depths()), len(verdict.path), drafter, sources, active.asked)

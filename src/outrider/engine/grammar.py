@@ -22,11 +22,11 @@ from outrider.core.sampling import DrawError
 from outrider.core.tree import Tree
 from outrider.models.tokenizer import Tokenizer
 
-__all__ = ["Grammar", "Grammars"]
+__all__ = ["FORCED", "Grammar", "Grammars"]
 
 _KEPT = 64  # compiled grammars that are remembered
 _LARGEST = 1 << 20  # characters of one
-_SOURCE = "grammar"  # who guessed a token that the grammar forces
+FORCED = "grammar"  # who guessed a token that the grammar forces
 # One way to write the spaces between values, that of Python's json: no text of nothing but spaces, and more to foresee.
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -144,7 +144,7 @@ class Grammar:
             for token in forced:
                 tokens.append(token)
                 parents.append(parent)
-                sources.append(_SOURCE)
+                sources.append(FORCED)
                 if chances is not None:
                     chances.append(chances[parent])
                 parent = len(tokens) - 1

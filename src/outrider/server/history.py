@@ -144,7 +144,8 @@ class History:
             self._steps.append(step)
             self._drafted += step.drafted
             self._accepted += step.accepted
-            self._drafters.add(step.drafter)
+            if step.asked:
+                self._drafters.add(step.drafter)
         if not delta.tokens:
             return
         self._tokens += len(delta.tokens)
