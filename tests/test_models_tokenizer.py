@@ -263,7 +263,7 @@ TEMPLATES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("source", "extra", "wanted"), TEMPLATES)
 def test_templates(source: str, extra: dict[str, Any], wanted: str) -> None:
     """What templates in the wild rely on: block trimming, JSON without HTML escapes, loop controls, variables."""
-    assert ChatTemplate(source, {"bos_token": "<s>"}).render(CHAT, **extra) == wanted
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(CHAT, variables=extra) == wanted
 
 
 REFUSED = [
@@ -345,4 +345,4 @@ def test_qwen_chat_equals_transformers() -> None:
         rendered, _ = template_utils.render_jinja_template(
             conversations=[CHAT], tools=tools, chat_template=tokenizer.template.source, add_generation_prompt=True
         )
-        assert tokenizer.apply_chat_template(CHAT, tools=tools) == rendered[0]
+        assert tokenizer.apply_chat_template(CHAT, variables={"tools": tools}) == rendered[0]

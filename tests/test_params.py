@@ -33,6 +33,8 @@ BAD: list[tuple[str, Any]] = [
     ("stop", [1]),
     ("stop_token_ids", [-1]),
     ("logit_bias", {"x": 1}),
+    ("logit_bias", {" 5": 1}),
+    ("logit_bias", {"5": 1, "05": 2}),
     ("logit_bias", {1: 1000}),
     ("ignore_eos", 1),
     ("temprature", 1),

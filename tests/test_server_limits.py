@@ -326,6 +326,49 @@ def test_a_drafter_that_fails_is_given_up_and_told() -> None:
         assert not running.service.thread.faults
 
 
+@pytest.mark.parametrize("name", ["self", "variables", "conversation", "__class__"])
+def test_a_template_may_have_variables_of_any_name(name: str) -> None:
+    with serving(tiny_engine(template="{{ messages[0].content }}{{ variables }}{{ conversation }}")) as running:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
+        sent = httpx2.post(f"{running.url}/v1/chat/completions", json=body | {"chat_template_kwargs": {name: "cd"}})
+        assert sent.status_code == 200, sent.text
+        assert sent.json()["usage"]["prompt_tokens"] == (4 if name in ("variables", "conversation") else 2)
+
+
+def test_a_fault_of_the_server_is_told_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something breaks in a route: 500 with an object, its cause in the log, and the next request is served."""
+    with serving() as running:
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a secret of the server's")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(running.service, "check_request", broken)
+            answer = httpx2.post(f"{running.url}/v1/completions", json={"model": MODEL, "prompt": "ab"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert running.client.completions.create(model=MODEL, prompt="ab", max_tokens=1).choices
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "words"),
+    [
+        (b'{"model": "\xff"}', {}, "not UTF-8"),
+        (b"[" * 200_000, {}, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 10_000 + b"}", {}, "cannot be read: Exceeds the limit"),
+        (b"{}", {"Content-Encoding": "gzip"}, "Content-Encoding"),
+    ],
+    ids=["utf-8", "depth", "number", "coding"],
+)
+def test_a_body_that_cannot_be_read_says_why(content: bytes, headers: dict[str, str], words: str) -> None:
+    with serving() as running:
+        kind = {"Content-Type": "application/json"}
+        answer = httpx2.post(f"{running.url}/v1/completions", content=content, headers=kind | headers)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+
+
 def test_an_engine_that_has_ended_is_told() -> None:
     """503 at once, from /health too, and nobody waits for an answer that cannot come."""
     with serving() as running:

@@ -131,7 +131,9 @@ class SamplingParams:
             try:
                 token = int(key) if isinstance(key, int | str) and not isinstance(key, bool) else -1
             except ValueError:
-                raise ParameterError("logit_bias", f"{key!r} is not a token id") from None
+                token = -1
+            if isinstance(key, str) and key != str(token):  # " 5" or "05" beside "5" would be one token twice
+                raise ParameterError("logit_bias", f"{key!r} is not a token id")
             if token < 0 or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
                 raise ParameterError("logit_bias", f"{key!r}: {value!r} is not a token id with a bias in [-100, 100]")
             bias[token] = float(value)

@@ -223,4 +223,5 @@ def _translate(constraint: Constraint) -> str:
 def _one_line(error: object) -> str:
     """The message without the grammar that it shows with it, line by line."""
     lines = (line.strip() for line in str(error).splitlines())
-    return " ".join(line for line in lines if not re.match(r"\d+ \||\^+$", line))[:400].strip()
+    told = " ".join(line for line in lines if not re.match(r"\d+ \||\^+$", line)).partition("<state>")[0].strip()
+    return "it leaves no token that could come next" if told == "NoExtensionBias" else told[:400]

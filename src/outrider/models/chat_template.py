@@ -27,16 +27,21 @@ class ChatTemplate:
         self.source = source
         self.tokens = dict(tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The prompt for the messages. `extra` are the template's own variables, such as `tools`.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for the messages. `variables` are the template's own, such as `tools`.
 
         Raises ModelError if the template is broken or refuses the messages, with the template's own reason.
         """
         import jinja2
 
-        variables = {**self.tokens, "messages": messages, "add_generation_prompt": add_generation_prompt, **extra}
+        known = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._compiled.render(variables)
+            return self._compiled.render({**self.tokens, **known, **(variables or {})})
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template is broken at line {error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:

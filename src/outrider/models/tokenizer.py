@@ -116,16 +116,22 @@ class Tokenizer:
         return found
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. Raises ModelError if the model has no template, or it refuses the messages."""
+        """The prompt of a conversation. `variables` are the template's own.
+
+        Raises ModelError if the model has no template, or it refuses the messages.
+        """
         if self.template is None:
             raise ModelError("the model has no chat template: give it a raw prompt, or use an instruction-tuned model")
-        return self.template.render(messages, add_generation_prompt, **extra)
+        return self.template.render(messages, add_generation_prompt, variables)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of a conversation's prompt. The template writes `bos` itself where it wants one."""
-        return self.encode(self.apply_chat_template(messages, **extra), special=True)
+        return self.encode(self.apply_chat_template(messages, variables=variables), special=True)
 
     def to_json(self) -> str:
         """The content of a tokenizer.json that Hugging Face's libraries read."""

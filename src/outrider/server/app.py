@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from outrider.engine.engine import Engine
 from outrider.server import about, chat, completions, dashboard, responses, tokens
-from outrider.server.answers import ClientGoneError, error_answer
+from outrider.server.answers import error_answer
 from outrider.server.desk import VERSION, Desk
 from outrider.server.door import Door
 from outrider.server.errors import SCHEMA, ApiError, of_validation
@@ -86,16 +86,20 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def missed(request: Request, error: HTTPException) -> Response:
         where = f"{request.method} {request.url.path}"
-        text = {404: f"there is no {where}", 405: f"{where} is not allowed"}.get(error.status_code, error.detail)
+        known = {400: _unread(error.__cause__), 404: f"there is no {where}", 405: f"{where} is not allowed"}
+        text = known.get(error.status_code, error.detail)
         answer = error_answer(ApiError(error.status_code, text))
         answer.headers.update(error.headers or {})
         return answer
 
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        if isinstance(error, ClientGoneError):
-            return Response(status_code=499)
-        return error_answer(ApiError(500, "the server failed at this request; it is in its log"))
+
+def _unread(cause: BaseException | None) -> str:
+    """Why FastAPI could make no JSON of a body, where it is not the JSON itself."""
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not UTF-8: {cause.reason} at byte {cause.start}"
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deeply"
+    return f"the body cannot be read: {cause}"
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

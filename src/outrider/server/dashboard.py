@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from hashlib import sha256
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from outrider.server.desk import VERSION, Desk
 from outrider.server.errors import ERRORS
@@ -64,13 +64,13 @@ def router(desk: Desk) -> APIRouter:
         add(name)
 
     @routes.get(STATE_PATH, responses=ERRORS)
-    async def state(since: Annotated[int, Query(ge=0, le=2**53)] = 0) -> dict[str, Any]:
+    async def state(since: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """What the dashboard shows. `since`: the number of the first sample wanted, `samples.next` of the last answer.
 
         Its form may change with each version.
         """
         assert desk.history is not None  # there is no such route otherwise
-        return {
+        out = {
             "server": {
                 "version": VERSION,
                 "name": desk.name,
@@ -84,14 +84,15 @@ def router(desk: Desk) -> APIRouter:
             "drafters": {"own": desk.own_drafter, "offered": list(desk.settings.drafters)},
             **desk.history.state(since, desk.jobs, time.perf_counter()),
         }
+        return JSONResponse(out)
 
     @routes.get("/dashboard/transitions", responses=ERRORS)
-    async def transitions() -> dict[str, Any]:
+    async def transitions() -> Response:
         """All changes of mode that the server remembers (the latest 4,096), oldest first; `/dashboard/state` has fewer.
 
         Earlier ones are in the ledger, if there is one.
         """
         assert desk.history is not None  # there is no such route otherwise
-        return {"transitions": desk.history.transitions()}
+        return JSONResponse({"transitions": desk.history.transitions()})
 
     return routes

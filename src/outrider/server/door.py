@@ -60,8 +60,12 @@ class Door:
         except ClientGoneError:
             visit.status = GONE
         except Exception:
-            visit.status = 500
+            begun, visit.status = bool(visit.status), 500
             log.exception("a request failed", extra={"fields": {"request_id": visit.id}})
+            if not begun:
+                await error_answer(ApiError(500, "the server failed at this request; it is in its log"))(
+                    scope, receive, reply
+                )
         finally:
             self._inside -= 1
             self._note(scope, headers, visit)
@@ -71,6 +75,7 @@ class Door:
             self._check_host(headers)
             visit.key = self._check_key(scope["path"], headers)
             self._check_room()
+            self._check_coding(headers)
             body = await self._read(headers, receive)
         except ApiError as error:
             await error_answer(error)(scope, receive, reply)
@@ -116,6 +121,11 @@ class Door:
             raise ApiError(
                 503, f"{most} requests are open, which is all", code="full", retry_after=self._desk.patience()
             )
+
+    def _check_coding(self, headers: Headers) -> None:
+        coding = headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            raise ApiError(400, f"Content-Encoding: {coding!r} is not undone here; send the body as it is")
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         limits = self._desk.settings.limits

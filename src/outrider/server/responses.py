@@ -187,7 +187,7 @@ class ResponsesRequest(Body):
                 out[f"messages[{index}].content"] = f"input[{places[0]}].content"
                 for number, place in enumerate(places[-len(message.tool_calls or ()) :]):
                     out[f"messages[{index}].tool_calls[{number}].function.arguments"] = f"input[{place}].arguments"
-        return names(**out)
+        return names(None, **out)
 
     def _instructed(self) -> list[Message]:
         return [] if self.instructions is None else [Message(role="system", content=self.instructions)]

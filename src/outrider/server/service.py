@@ -84,7 +84,7 @@ class Service(Desk):
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> list[int]:
         """The tokens of a conversation's prompt. `extra` are the template's own variables. Runs in any thread."""
-        return self.tokenizer.chat(messages, **extra)
+        return self.tokenizer.chat(messages, variables=extra)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's tokens, within the limits. Runs in any thread."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
+from starlette.responses import JSONResponse, Response
 
 from outrider.core.params import ParameterError
 from outrider.server.body import Body, names
@@ -42,19 +43,24 @@ def _tokens(body: TokenizeRequest, service: Service) -> list[int]:
     return tokenizer.prompt(text) if body.add_special_tokens else tokenizer.encode(text, special=True)
 
 
+def _tokenized(body: TokenizeRequest, service: Service) -> Response:
+    """The whole answer, which may be long: made beside the event loop, and as it is, without FastAPI's checks."""
+    tokens = _tokens(body, service)
+    out: dict[str, Any] = {"count": len(tokens), "max_model_len": service.context, "tokens": tokens}
+    if body.return_token_strs:
+        out["token_strs"] = [service.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+    return JSONResponse(out)
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/tokenize", responses=ERRORS)
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> Response:
         """The tokens of a text, or of a conversation's prompt."""
         if body.model is not None:
             service.check_model(body.model)
-        tokens = await service.refusing(names(), lambda: _tokens(body, service))
-        out = {"count": len(tokens), "max_model_len": service.context, "tokens": tokens}
-        if body.return_token_strs:
-            out["token_strs"] = [service.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
-        return out
+        return await service.refusing(names(), lambda: _tokenized(body, service))
 
     @routes.post("/detokenize", responses=ERRORS)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
