@@ -358,8 +358,10 @@ def test_a_fault_of_the_server_is_told_in_openais_form(monkeypatch: pytest.Monke
         (b"[" * 200_000, {}, "nested too deeply"),
         (b'{"seed": ' + b"9" * 10_000 + b"}", {}, "cannot be read: Exceeds the limit"),
         (b"{}", {"Content-Encoding": "gzip"}, "Content-Encoding"),
+        (json.dumps({f"x{i}": 1 for i in range(9000)}).encode(), {}, "the object has 9,000 names"),
+        (json.dumps({"model": MODEL, "prompt": [[5]] * 9000}).encode(), {}, "prompt: list should have at most 4096"),
     ],
-    ids=["utf-8", "depth", "number", "coding"],
+    ids=["utf-8", "depth", "number", "coding", "names", "prompts"],
 )
 def test_a_body_that_cannot_be_read_says_why(content: bytes, headers: dict[str, str], words: str) -> None:
     with serving() as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 __all__ = ["BYTES_TO_CHARACTERS", "Role", "Tokenizer"]
+
+# texts come one at a time: threads for them would only stand in the engine's way, and be warned of at each fork
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _bytes_to_characters() -> dict[int, str]:
@@ -80,7 +84,8 @@ class Tokenizer:
             ) from None
         with self._lock:
             self._backend.encode_special_tokens = not special
-            return self._backend.encode(text, add_special_tokens=False).ids
+            # a batch, because only that lets other threads run meanwhile: a long text takes seconds
+            return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def prompt(self, text: str) -> list[int]:
         """The tokens of a raw prompt, written-out special tokens too; behind `bos` where the model was trained so."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from outrider.core.params import Constraint, ParameterError, SamplingParams
 from outrider.engine.speculation import Speculation
 
-__all__ = ["Body", "Prediction", "SamplingFields", "SpeculationFields", "StreamOptions", "TextPart", "joined"]
+__all__ = ["Body", "Listed", "Prediction", "SamplingFields", "SpeculationFields", "StreamOptions", "TextPart", "joined"]
 
 MAX_STOPS = 64  # they are looked for at every token
 MAX_BIASES = 4096
@@ -24,6 +25,18 @@ class Body(BaseModel):
     """A JSON object with these names only, each of its own kind: no text for a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        """Refuse an object with more names than there are before each of them is looked at, which takes seconds."""
+        if isinstance(value, dict) and len(value) > 2 * len(cls.model_fields) + 100:
+            raise PydanticCustomError("too_many_names", "the object has {count} names", {"count": f"{len(value):,}"})
+        return value
+
+
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(fail_fast=True)]  # a long list is wrong at its first fault: nobody reads a million
 
 
 class TextPart(Body):
@@ -93,8 +106,8 @@ class SamplingFields(Body):
     logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

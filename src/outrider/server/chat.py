@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from outrider.core.params import Constraint, ParameterError
 from outrider.engine.results import Result
 from outrider.server.answers import EventStream, finish_reason, unless_gone, usage
-from outrider.server.body import Body, SamplingFields, TextPart, joined, names
+from outrider.server.body import Body, Listed, SamplingFields, TextPart, joined, names
 from outrider.server.completions import MAX_LOGPROBS
 from outrider.server.desk import visit_of
 from outrider.server.engine_thread import Piece, Work
@@ -71,7 +71,7 @@ class Message(Body):
 class ChatRequest(SamplingFields):
     """OpenAI's request with vLLM's additions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Listed[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from outrider.core.params import ParameterError
 from outrider.engine.results import Result
 from outrider.server.answers import EventStream, finish_reason, unless_gone, usage
-from outrider.server.body import SamplingFields, names
+from outrider.server.body import Listed, SamplingFields, names
 from outrider.server.desk import visit_of
 from outrider.server.engine_thread import Piece, Work
 from outrider.server.errors import ERRORS
@@ -29,10 +29,14 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
 MAX_LOGPROBS = 20
 
 
+T = TypeVar("T")
+Prompts = Annotated[list[T], Field(fail_fast=True, max_length=4096)]  # `--choices` allows fewer, as a rule
+
+
 class CompletionRequest(SamplingFields):
     """OpenAI's request with vLLM's additions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Prompts[str] | Listed[int] | Prompts[Listed[int]]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None  # only as n

@@ -130,15 +130,16 @@ def of_validation(errors: Sequence[Any], body: Any) -> ApiError:
         return ApiError(400, f"{name}: {errors[0]['msg'][:1].lower()}{errors[0]['msg'][1:]}", parameter=name)
     if not isinstance(body, dict):
         return ApiError(400, "the body is not a JSON object; send one with Content-Type: application/json")
-    unknown = (e for e in errors if e["type"] == "extra_forbidden" and len(e["loc"]) == 2)
+    plain = (e for e in errors if e["type"] == "too_long" or (e["type"] == "extra_forbidden" and len(e["loc"]) == 2))
     # of the alternatives of a union, the one that got furthest is the one that was meant
-    error = next(unknown, None) or max(errors, key=lambda e: [len(_path(e, body)), *_indexes(_path(e, body))])
+    error = next(plain, None) or max(errors, key=lambda e: [len(_path(e, body)), *_indexes(_path(e, body))])
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _path(error, body)).lstrip(".")
     if error["type"] == "extra_forbidden":
         return ApiError(400, f"{name}: unknown parameter", parameter=name, code="unknown_parameter")
     if error["type"] == "missing":
         return ApiError(400, f"{name}: it is missing", parameter=name, code="missing_required_parameter")
-    return ApiError(400, f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}", parameter=name)
+    told = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+    return ApiError(400, f"{name}: {told}", parameter=name) if name else ApiError(400, told)
 
 
 def _indexes(path: Sequence[str | int]) -> list[int]:

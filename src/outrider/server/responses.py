@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from outrider.core.params import ParameterError
 from outrider.engine.results import Result
 from outrider.server.answers import EventStream, finish_reason, unless_gone
-from outrider.server.body import Body, JsonSchema, Prediction, ResponseFormat, SpeculationFields, names
+from outrider.server.body import Body, JsonSchema, Listed, Prediction, ResponseFormat, SpeculationFields, names
 from outrider.server.chat import CalledFunction, ChatRequest, Message, Plan, ToolCall, plan_of
 from outrider.server.desk import visit_of
 from outrider.server.errors import ERRORS
@@ -128,7 +128,7 @@ class ResponsesRequest(Body):
     """OpenAI's request, with a seed and speculation."""
 
     model: str
-    input: str | Annotated[list[AnyItem], Field(min_length=1)]
+    input: str | Annotated[Listed[AnyItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.params import ParameterError
-from outrider.server.body import Body, names
+from outrider.server.body import Body, Listed, names
 from outrider.server.chat import Message, rendered
 from outrider.server.errors import ERRORS
 from outrider.server.service import Service
@@ -22,14 +22,14 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Listed[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True  # what the model wants in front of a text
     return_token_strs: bool = False
 
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 def _tokens(body: TokenizeRequest, service: Service) -> list[int]:
