@@ -286,7 +286,7 @@ def test_a_response_streams(server: Running) -> None:
     ("change", "parameter"),
     [
         ({"store": True}, "store"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": []}, "input"),
         ({"input": "\ud800"}, "input"),

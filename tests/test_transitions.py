@@ -35,11 +35,11 @@ def test_a_change_is_told_kept_and_counted(caplog: pytest.LogCaptureFixture) -> 
 def test_the_latest_are_kept() -> None:
     """A bounded list, the counts are of all."""
     transitions = Transitions()
-    for step in range(600):
+    for step in range(5000):
         transitions.change("x", "speculative" if step % 2 else "plain", "load", step, 1, Figures())
-    assert [t.step for t in transitions.recent] == list(range(600 - len(transitions.recent), 600))
-    assert len(transitions.recent) == 256
-    assert sum(transitions.counts.values()) == 600
+    assert [t.step for t in transitions.recent] == list(range(5000 - 4096, 5000))
+    assert len(transitions.recent) == 4096
+    assert sum(transitions.counts.values()) == 5000
 
 
 def test_a_listener_that_fails_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
