@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import httpx2
@@ -192,9 +194,18 @@ def test_samples_are_of_one_second_each_and_come_once() -> None:
         assert len(own.state(700, (), 0.0)["samples"]["rows"]) == 3
 
 
-def test_a_request_that_waits_is_listed_and_its_text_is_not() -> None:
-    """A batch of one, held by a text that is being read: the second one waits, both are told without a word of them."""
+def test_a_request_that_runs_is_listed_and_its_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its text is written, without a word of it; and no longer."""
     with serving(tiny_engine(batch_size=1)) as running:
+        step, steps, seen = running.engine.step, count(), threading.Event()
+
+        def slow() -> Any:
+            """From the third step on, the text waits until it was seen."""
+            if next(steps) > 2:
+                seen.wait(60)
+            return step()
+
+        monkeypatch.setattr(running.engine, "step", slow)
         with running.client.completions.create(
             **BODY | {"max_tokens": 8000}, stream=True, extra_body={"ignore_eos": True}
         ) as stream:
@@ -203,6 +214,7 @@ def test_a_request_that_waits_is_listed_and_its_text_is_not() -> None:
             assert only["begun"]
             assert only["texts"] == 1
             assert only["written"] > 0
+            seen.set()
         settled(running)
         told = state(running)
         assert told["requests"] == []

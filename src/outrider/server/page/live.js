@@ -57,6 +57,7 @@ export class Live {
     this.samples.push(...rows.map((row) => Object.fromEntries(columns.map((column, index) => [column, row[index]]))));
     this.samples = this.samples.slice(-KEPT);
     this.transitions = this.all ? merged(this.transitions, state.transitions) : state.transitions;
+    this.unlisted = state.transitions_kept > this.transitions.length;
     this.lately = this.summary(state);
     this.figures(state);
     this.draw();
@@ -149,7 +150,7 @@ export class Live {
     const chosen = this.pointed === null || !shown.length ? null
       : shown.reduce((best, sample) => (Math.abs(sample.time - this.pointed) < Math.abs(best.time - this.pointed) ? sample : best));
     this.timeAt = timeline(byId("timeline"), this.samples, { from, to: this.now, transitions: this.transitions, chosen });
-    const told = chosen ? secondOf(chosen) : shown.some((sample) => speedOf(sample) !== null) ? overview(shown, this.transitions, from)
+    const told = chosen ? secondOf(chosen) : shown.some((sample) => speedOf(sample) !== null) ? overview(shown, this.transitions, from, this.unlisted)
       : "Nothing was decoded in this time. Run something in the playground, or send a request.";
     say("readout", told);
     byId("timeline").setAttribute("aria-label", `Tokens per second over time. ${told}`);
@@ -184,11 +185,12 @@ function secondOf(sample) {
   return `${clock(sample.time)}: ${decoded}; ${sample.running} running, ${sample.waiting} waiting, cache ${percent(sample.cache)}`;
 }
 
-function overview(samples, transitions, from) {
+function overview(samples, transitions, from, unlisted) {
   const sum = (name) => samples.reduce((total, sample) => total + sample[name], 0);
   const changes = transitions.filter((transition) => transition.time >= from).length;
+  const more = unlisted && changes === transitions.length; // those before the listed ones may belong to this time too
   const speedup = sum("plain") > 0 ? `, ${times(sum("plain") / sum("compared"))} of plain decoding` : "";
-  return `${whole(sum("tokens"))} tokens in this time${speedup}; ${many(changes, "change")} of mode.`;
+  return `${whole(sum("tokens"))} tokens in this time${speedup}; ${more ? "at least " : ""}${many(changes, "change")} of mode.`;
 }
 
 function latency({ ttft, itl }) {
