@@ -184,6 +184,7 @@ def test_a_verdict_is_printed_for_people(models: Path, tmp_path: Path, capsys: p
     [
         (["--draft", "/no/such/draft"], "/no/such/draft"),
         (["--draft", "eagle"], "nothing of the kind 'eagle'"),
+        (["--draft", "eagel"], "did you mean 'eagle'?"),
         (["--draft", "TWIN", "--max-tokens", "1"], "--max-tokens"),
         (["--draft", "TWIN", "--against", __file__], "no report"),
         (["--draft", "TWIN", "--prompts", "/no/such.jsonl"], "/no/such.jsonl"),

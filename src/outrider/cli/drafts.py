@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.errors import CommandError
+from outrider.core.names import near
 
 if TYPE_CHECKING:
     from outrider import Engine
@@ -30,6 +31,9 @@ def shipped(target: ModelFiles, name: str) -> str:
     from outrider.models.shipped import find_shipped
 
     kinds = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}
+    meant = near(name, kinds)
+    if name not in kinds and meant and not Path(name).exists():
+        raise CommandError(f"--draft: {name!r} is no file here{meant}")
     if name not in kinds or Path(name).exists():
         return name
     found = find_shipped(kinds[name], target.sha256())
