@@ -139,18 +139,24 @@ def test_each_text_is_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert head.asked[-40:].count(2) < 5
 
 
-def test_it_begins_with_the_head_where_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt is read by the head from the first text on, and not while the head is known not to pay."""
+def test_prompts_are_read_while_there_is_hope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the head from the first text on, and while it rests too; no more once it has failed again and again."""
     head, seen = Head(), list[int]()
     monkeypatch.setattr(Head, "observe", lambda self, step: seen.extend(one.request.id for one in step))
     drafter = auto(monkeypatch, head)
-    prompt: Any = Observation(request([1, 2, 3], id=4), None, 0, 0, 3, None)  # type: ignore[arg-type]
-    drafter.observe([prompt])
-    assert seen == [4]
-    write(drafter, [*PASSAGE, 60], 200)
-    later: Any = Observation(request([1, 2, 3], id=5), None, 0, 0, 3, None)  # type: ignore[arg-type]
-    drafter.observe([later])
-    assert seen == [4]
+
+    def read(id: int) -> None:
+        prompt: Any = Observation(request([1, 2, 3], id=id), None, 0, 0, 3, None)  # type: ignore[arg-type]
+        drafter.observe([prompt])
+
+    read(4)
+    tokens = [*PASSAGE, 60]
+    write(drafter, tokens, 120)
+    assert not drafter._paces.usual.on
+    read(5)
+    write(drafter, tokens, 2000)
+    read(6)
+    assert seen == [4, 5]
 
 
 def test_drawn_guesses_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from heads import eagle3, head_folder
 from outrider import Engine
 from outrider.core.cache import Rows
 from outrider.core.shaping import Shaping
-from outrider.drafters.base import DrafterError, Request
+from outrider.core.tree import Tree
+from outrider.drafters.base import DrafterError, Observation, Request
 from outrider.models.shipped import find_shipped
 from outrider.runtime.growth import Sprout
 from rigs import MIXES, Rig, accepted, engine, files, loaded, mix, prompts, rejected, said
@@ -126,6 +127,46 @@ def test_a_text_whose_beginning_was_never_seen_is_drafted_for(tmp_path: Path) ->
         drafter.forget(7)
     assert all(tree.guesses > 0 for tree in trees)
     assert trees[0] != trees[1]
+
+
+@dataclass
+class Seen:
+    """A target that has said nothing but states."""
+
+    states: Any  # [n, W, D]
+
+    def hidden(self, feed: int) -> Any:
+        return self.states
+
+
+def test_steps_that_nobody_looked_at_are_left_out() -> None:
+    """The prompt stays, fed before or not, what follows stands right behind it, and nobody shares that."""
+    drafter: Any = eagle(batch_size=1)._drafter("eagle")
+    spy = drafter._head = Spy(drafter._head)
+    rng = np.random.default_rng(0)
+    states = rng.standard_normal((120, len(drafter.wants), files().config.hidden), np.float32)
+    tokens = [int(token) for token in rng.integers(5, 90, 121)]
+
+    def look(start: int, end: int) -> Request:
+        request = Request(3, Shaping(MIXES["greedy"], 1, tokens[: end + 1], 60), 8)
+        scores: Any = Seen(states[start:end])
+        root = Tree.root(tokens[end])
+        drafter.observe([Observation(request, scores, 0, start, end - start, root, columns=(0, 1, 2))])
+        return request
+
+    look(0, 40)
+    look(60, 61)
+    assert drafter.propose([look(61, 62)])[0].guesses > 0
+    drafter.propose([look(90, 110)])
+    seen = [*range(40), 60, 61, *range(90, 110)]
+    assert [spy.fed[row][0] for row in range(len(seen))] == [tokens[row + 1] for row in seen]
+    assert all(np.array_equal(spy.fed[row][1], states[at].reshape(-1)) for row, at in enumerate(seen))
+    assert drafter._texts[3].rows.length == len(seen)
+    drafter.forget(3)
+    pages = drafter._head.pages
+    assert pages.free == pages.count
+    whole = Request(4, Shaping(MIXES["greedy"], 1, tokens, 60), 8)
+    assert len(drafter._known(whole, 120)) == 40 // pages.page_size > 0
 
 
 def test_a_head_of_another_target_warns_with_both_hashes(tmp_path: Path) -> None:

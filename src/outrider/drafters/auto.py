@@ -170,9 +170,9 @@ class Auto(Follower):
             self._head.observe(seen)
 
     def _reads(self, seen: Observation) -> bool:
-        """Whether the head is to see this. A prompt is long, and read where the head is likely to be asked."""
+        """Whether the head is to see this."""
         pace = self._paces.of(seen.request.id)
-        return pace.near if seen.tree is not None and seen.pending == 1 else pace.on
+        return pace.near if seen.tree is not None and seen.pending == 1 else pace.hopeful
 
     def forget(self, sequence: int) -> None:
         self._suffix.forget(sequence)
@@ -206,9 +206,9 @@ class Auto(Follower):
             both = 1 + won + left * self._WORTH
             return both / (curve[1 + max(count, 8)] + self._HEAD_COST) > (1 + won) / curve[1 + count]
         self._hear(request)
-        pace = self._paces.of(request.id)
-        if not pace.wanted():
+        if not self._paces.wanted(request.id):
             return False
+        pace = self._paces.of(request.id)
         return not pace.on or self._gain * left > pace.cost * self._open
 
     def _both(

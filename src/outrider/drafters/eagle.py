@@ -51,7 +51,9 @@ class _Text:
     """What the head has of one sequence."""
 
     rows: Rows
-    origin: int  # position of the first row: what came before was never seen, and distances are all that counts
+    # Position of the first row if those before the next one had none left out: distances are all that counts, and the
+    # beginning of the text is worth more than true distances to it.
+    origin: int
     first: int  # position of the first of the states
     parts: list[States]  # of rows to be fed, and of the last one that was, as they came
     known: int  # positions before this one have been seen
@@ -68,6 +70,12 @@ class _Text:
             self.parts = [self.states()[before - self.first :].copy()]
             self.first = before
 
+    def leave_out(self, end: int) -> None:
+        """Rows before `end` that were not fed never will be: those that follow stand right behind the fed ones."""
+        self.drop(end)
+        self.origin = end - self.rows.length
+        self.rows.shared = False  # they are not the text's first rows any more
+
 
 class EagleDrafter(Follower):
     name = "eagle"
@@ -77,9 +85,9 @@ class EagleDrafter(Follower):
     Options = EagleOptions
 
     _FLUSH = 64  # pending rows of a prompt that are fed without waiting for a proposal
-    # Pending rows of a text that was not asked for so long, and how many of them it begins anew with when it is asked
-    # again: feeding all of them for nothing would cost what it is not asked for.
-    _IDLE, _AFRESH = 128, 64
+    # Pending rows of a text that was not asked for so long, and how many of them are kept: feeding all of them for
+    # nothing would cost what it is not asked for.
+    _IDLE, _KEPT = 128, 64
 
     def __init__(self, options: EagleOptions, context: Context) -> None:
         if not 1 <= options.width <= 64 or not 1 <= options.depth <= 64:
@@ -119,10 +127,7 @@ class EagleDrafter(Follower):
                 if waiting > self._FLUSH and (sprout := self._pending(seen.request, text, 0)) is not None:
                     late.append((text, sprout))
             elif waiting > self._IDLE:
-                text.rows.release()
-                text.rows = Rows(self._head.pages)  # not shared: they begin in the middle of the text
-                text.origin = text.known - self._AFRESH
-                text.drop(text.origin)
+                text.leave_out(text.known - self._KEPT)
         if late:
             self._feed([sprout for _, sprout in late])
             for text, _ in late:
@@ -156,7 +161,13 @@ class EagleDrafter(Follower):
         fed = [*range(seen.pending), *[seen.pending - 1 + node for node in seen.path]]
         states = seen.hidden(fed).reshape(len(fed), -1)
         text = self._texts.get(seen.request.id)
-        if text is not None and text.known != seen.start:  # the text was begun anew, or a part came from elsewhere
+        if text is not None and text.known < seen.start:  # steps that nobody looked at
+            sprout = self._pending(seen.request, text, 0)
+            if sprout is not None:
+                self._feed([sprout])
+            text.parts, text.first, text.known = [states[:0]], seen.start, seen.start
+            text.leave_out(seen.start)
+        elif text is not None and text.known != seen.start:  # the text was begun anew
             self.forget(seen.request.id)
             text = None
         if text is None:

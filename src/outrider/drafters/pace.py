@@ -23,16 +23,18 @@ class Pace:
     soon dropped again. Between the two lie lucky and unlucky steps: a step brings 0 to many tokens.
     """
 
-    __slots__ = ("_lost", "_need", "_price", "_seen", "_wait", "_won", "cost", "gain", "level", "on")
+    __slots__ = ("_failed", "_lost", "_need", "_price", "_seen", "_wait", "_won", "cost", "gain", "level", "on")
 
     _TRIAL = 8  # steps at least before it is dropped
     _LOST = 8.0
     _BEHIND = 2.0  # plain steps lost, with which a text follows what is usual
     _NOTHING = 0.06  # tokens per step, however many one step brings, and as much again as it costs, up to that
     _SPENT = 0.015
+    _HOPES = 16  # trials in a row that found nothing, after which less and less is spent on more of them
+    _LITTLE = 0.004
     _HELD_UP = 3.0  # a trial counts as this much dearer than the last ones at most: the machine may have been busy
     _LONGEST = 256  # steps between two trials
-    _NEAR = 64
+    _NEAR = 8  # steps before a trial from which on the text is looked at
     _WON, _MOST_WON = 3.0, 12.0
     _LASTING = 200  # steps after which it was no mistake to take it up
     _MOST = 2.0  # that one trial counts for: one lucky step is not enough
@@ -49,6 +51,7 @@ class Pace:
         self._seen = 0
         self._lost = self._won = 0.0
         self._wait = 0  # steps until the next trial
+        self._failed = 0  # trials in a row that found nothing
 
     def begin(self) -> Pace:
         """Of another text, of which nothing is known yet but what is usual."""
@@ -56,7 +59,7 @@ class Pace:
 
     def _hand_on(self, new: _Some) -> _Some:
         new.level = min(self.level, 0.5)
-        new._price, new._need = self._price, self._need
+        new._price, new._need, new._failed = self._price, self._need, self._failed
         new._wait = 0 if new.on else self._wait
         return new
 
@@ -64,6 +67,11 @@ class Pace:
     def near(self) -> bool:
         """Whether such guesses are made or soon tried: what they need to know of the text is to be gathered."""
         return self.on or self._wait <= self._NEAR
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether such guesses are made, or may yet be found to pay: a prompt, which comes but once, is to be read."""
+        return self.on or self._failed < self._HOPES
 
     @property
     def speedup(self) -> float:
@@ -96,10 +104,11 @@ class Pace:
             return
         self._won = max(0.0, self._won + min(gain - cost, self._MOST) - self._ALLOWANCE)
         if self._won >= self._need:
-            self.on, self._lost, self._seen = True, 0.0, 0
+            self.on, self._lost, self._seen, self._failed = True, 0.0, 0, 0
             self._need = min(2 * self._need, self._MOST_WON)
             self.level = max(self.level, 0.5)
         elif not self._won:
+            self._failed += 1
             self._wait = self._interval()
 
     def drop_if_behind(self) -> None:
@@ -120,7 +129,8 @@ class Pace:
 
     def _interval(self) -> int:
         """Steps between trials, so that they take no more than their share of the time."""
-        return max(0, min(math.ceil(self._price / self._SPENT) - 1, self._LONGEST))
+        spent = max(self._SPENT * min(1.0, self._HOPES / max(1, self._failed)), self._LITTLE)
+        return max(0, min(math.ceil(self._price / spent) - 1, self._LONGEST))
 
 
 class _Usual(Pace):
@@ -133,7 +143,7 @@ class _Usual(Pace):
     __slots__ = ("_net", "_weight")
 
     _FIRST, _PRIOR = 0.2, 24.0  # plain steps won per step, and the steps that this belief counts for
-    _MEMORY = 160.0  # steps
+    _MEMORY = 100.0  # steps
 
     def __init__(self, *, on: bool = True, gain: float = 0.5, cost: float = 0.1) -> None:
         super().__init__(on=on, gain=gain, cost=cost)
@@ -145,11 +155,20 @@ class _Usual(Pace):
 
     def saw(self, gain: float, cost: float) -> None:
         was = self.on
-        self._weight = min(self._weight + 1, self._MEMORY)
-        self._net += (min(gain, 1.0 + cost) - cost - self._net) / self._weight
+        self._heed(gain, cost)
         super().saw(gain, cost)
         if self.on and not was:
             self._net, self._weight = self._FIRST, self._PRIOR
+
+    def rested(self, pace: Pace) -> None:
+        """A text goes on without such guesses: what its last ones were worth still holds, for all that is known."""
+        self._heed(pace.gain, pace.cost)
+        if self.on and self._fails():
+            self._drop()
+
+    def _heed(self, gain: float, cost: float) -> None:
+        self._weight = min(self._weight + 1, self._MEMORY)
+        self._net += (min(gain, 1.0 + cost) - cost - self._net) / self._weight
 
     def _fails(self) -> bool:
         return self._net < 0
@@ -201,6 +220,14 @@ class Paces:
         if pace is None:
             pace = self._texts[text] = self.usual.begin()
         return pace
+
+    def wanted(self, text: int) -> bool:
+        """Whether such guesses are to be made for the text in this step. Call once per step."""
+        pace = self.of(text)
+        if pace.wanted():
+            return True
+        self.usual.rested(pace)
+        return False
 
     def saw(self, text: int, gain: float, cost: float) -> None:
         """A step of the text with such guesses is done."""

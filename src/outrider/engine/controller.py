@@ -141,11 +141,14 @@ class Controller:
     def wants(self, name: str, text: int) -> bool:
         """Whether the drafter is to be asked for this text in this step. Call once per step."""
         record = self._record(name)
-        return record.floor.wanted() and (not self.live or record.paces.of(text).wanted())
+        return record.floor.wanted() and (not self.live or record.paces.wanted(text))
 
-    def near(self, name: str, text: int) -> bool:
-        """Whether the drafter is asked for this text or soon will be: until then it need not look at the text."""
-        return not self.live or self._record(name).paces.of(text).near
+    def near(self, name: str, text: int, *, prompt: bool = False) -> bool:
+        """Whether the drafter is to look at the text, or at its prompt: it is asked soon, or may be one day."""
+        if not self.live:
+            return True
+        pace = self._record(name).paces.of(text)
+        return pace.hopeful if prompt else pace.near
 
     def forget(self, name: str, text: int) -> None:
         """The text is gone, or goes on without the drafter."""

@@ -568,7 +568,7 @@ class Engine:
         drafted = time.perf_counter()
         feeds = [_feed(turn, active, tree) for turn, active, tree in zip(turns, actives, trees, strict=True)]
         starts = [feed.rows.length for feed in feeds]
-        wants = self._wants(actives)
+        wants = self._wants(actives, feeds)
         scores = self.runner.forward(feeds, wants)
         forwarded = time.perf_counter()
         # every verdict comes before any commit: an exception up to here leaves all sequences as they were
@@ -784,12 +784,15 @@ class Engine:
             return tree.cut(0)
         return tree
 
-    def _near(self, active: _Active) -> bool:
+    def _near(self, active: _Active, feed: Feed) -> bool:
         """Whether the drafter is to see what comes of the text: not while it is far from being asked."""
-        return active.request.rejection or self._controller.near(active.drafter.name, active.sequence.id)
+        if active.request.rejection:
+            return True
+        return self._controller.near(active.drafter.name, active.sequence.id, prompt=len(feed.pending) > 1)
 
-    def _wants(self, actives: Seq[_Active]) -> tuple[int, ...]:
-        return tuple(sorted({layer for active in actives for layer in active.drafter.wants if self._near(active)}))
+    def _wants(self, actives: Seq[_Active], feeds: Seq[Feed]) -> tuple[int, ...]:
+        looking = [active for active, feed in zip(actives, feeds, strict=True) if self._near(active, feed)]
+        return tuple(sorted({layer for active in looking for layer in active.drafter.wants}))
 
     def _verdict(
         self, active: _Active, feed: Feed, tree: Tree | None, scores: Scores, index: int
@@ -867,7 +870,7 @@ class Engine:
             if isinstance(verdict, ValueError) or drafter.name == "none":  # plain decoding has nothing to learn
                 continue
             # what the forward kept was settled before the controller heard of this step
-            if any(layer not in wants for layer in drafter.wants) or not self._near(active):
+            if any(layer not in wants for layer in drafter.wants) or not self._near(active, feed):
                 continue
             members.setdefault(id(drafter), []).append(active)
             groups.setdefault(id(drafter), []).append(
