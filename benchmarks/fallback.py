@@ -4,7 +4,7 @@
     python benchmarks/fallback.py MODEL --drafter suffix --rounds 4 --tokens 300 --json out.json
     python benchmarks/fallback.py MODEL --parts ruined --threads 2
 
-`traffic`: stretches of texts that copy their prompt and of random ones (temperature 2), by turns. Counted in steps of
+`traffic`: stretches of texts that copy their prompt and of random ones, by turns. Counted in steps of
 the engine: how long after a turn the mode changes, and how often. Nothing in it hangs on the clock but the costs that
 the controller measures.
 `ruined`: the head that comes with the model, each of its tensors shuffled, drafts for `benchmarks/prompts.jsonl` in
@@ -55,7 +55,10 @@ def copying(number: int, tokens: int) -> Text:
 
 
 def random(number: int, tokens: int) -> Text:
-    """A text that nothing foretells."""
+    """A text that nothing foretells: at such a temperature the noise alone decides.
+
+    At 2 a head that draws with the target's noise still guesses a third of it.
+    """
     prompt = [int(token) for token in np.random.default_rng(number).integers(1000, 20000, 24)]
     return Text(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=100.0, seed=number))
 

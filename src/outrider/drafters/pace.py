@@ -18,7 +18,7 @@ class Pace:
     """Of one kind of guesses in one text.
 
     It is dropped when it has lost the time of `_LOST` plain steps since it was last ahead, or brings next to nothing.
-    Then it may spend `_SPENT` of the time on trials. A trial that gains is followed by another at once, and when those
+    Then it may spend `_SPENT` of the time on trials, and less when `_HOPES` of them have found nothing. A trial that gains is followed by another at once, and when those
     in a row have gained `_WON` tokens more than they cost, it is taken up again; twice as many each time that it was
     soon dropped again. Between the two lie lucky and unlucky steps: a step brings 0 to many tokens.
     """
@@ -40,7 +40,7 @@ class Pace:
     _MOST = 2.0  # that one trial counts for: one lucky step is not enough
     _ALLOWANCE = 0.1  # tokens per trial that do not count: what gains less is not worth a change
     _FOLLOW = 0.1  # how fast the figures follow the last step
-    _RISE = 0.3  # and how fast the price of a trial rises: dear ones are few and would be forgotten between two
+    _RISE, _FALL = 0.3, 0.2  # and how fast the price of a trial: dear ones are few, and not to be forgotten between two
 
     def __init__(self, *, on: bool = True, gain: float = 0.5, cost: float = 0.1) -> None:
         self.on = on
@@ -93,7 +93,7 @@ class Pace:
         self.cost += self._FOLLOW * (cost - self.cost)
         self.level += self._FOLLOW * (min(gain, 1.0) - self.level)
         dear = min(cost, self._HELD_UP * max(self._price, 0.3))
-        self._price += (self._RISE if dear > self._price else self._FOLLOW) * (dear - self._price)
+        self._price += (self._RISE if dear > self._price else self._FALL) * (dear - self._price)
         if self.on:
             self._seen += 1
             if self._seen == self._LASTING:
@@ -140,7 +140,7 @@ class _Usual(Pace):
     token. What it begins with weighs as little as it can be found out in one text.
     """
 
-    __slots__ = ("_net", "_weight")
+    __slots__ = ("_net", "_weight", "texts")
 
     _FIRST, _PRIOR = 0.2, 24.0  # plain steps won per step, and the steps that this belief counts for
     _MEMORY = 100.0  # steps
@@ -148,6 +148,7 @@ class _Usual(Pace):
     def __init__(self, *, on: bool = True, gain: float = 0.5, cost: float = 0.1) -> None:
         super().__init__(on=on, gain=gain, cost=cost)
         self._net, self._weight = self._FIRST, self._PRIOR
+        self.texts = 1  # that run
 
     def elsewhere(self, *, on: bool) -> _Usual:
         """With another number of texts."""
@@ -167,8 +168,10 @@ class _Usual(Pace):
             self._drop()
 
     def _heed(self, gain: float, cost: float) -> None:
-        self._weight = min(self._weight + 1, self._MEMORY)
-        self._net += (min(gain, 1.0 + cost) - cost - self._net) / self._weight
+        # a step of many texts says more than a step of one, and less than as many steps: they share their costs
+        share = 1 / math.sqrt(self.texts)
+        self._weight = min(self._weight + share, self._MEMORY)
+        self._net += share * (min(gain, 1.0 + cost) - cost - self._net) / self._weight
 
     def _fails(self) -> bool:
         return self._net < 0
@@ -197,6 +200,7 @@ class Paces:
 
     def step(self, texts: int) -> bool:
         """A step of so many texts begins. Whether that is another class of load. Call once per step."""
+        self.usual.texts = texts
         if self.usual._wait:  # texts may be shorter than the way from one trial to the next
             self.usual._wait -= 1
         power = math.log2(texts)
