@@ -20,7 +20,8 @@ class Pace:
     It is dropped when it has lost the time of `_LOST` plain steps since it was last ahead, or brings next to nothing.
     Then it may spend `_SPENT` of the time on trials, and less when `_HOPES` of them have found nothing. A trial that
     gains is followed by another at once, and when those in a row have gained `_WON` tokens more than they cost, it is
-    taken up again; twice as many each time that it was soon dropped again. Between the two lie lucky and unlucky steps: a step brings 0 to many tokens.
+    taken up again; twice as many each time that it was soon dropped again. Between the two lie lucky and unlucky steps:
+    a step brings 0 to many tokens.
     """
 
     __slots__ = ("_failed", "_lost", "_need", "_price", "_seen", "_wait", "_won", "cost", "gain", "level", "on")
