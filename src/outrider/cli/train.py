@@ -319,6 +319,26 @@ def layer_skip(
     )
 
 
+@app.command("ngram-model")
+def ngram_model(
+    target: Target,
+    out: Out,
+    prompts: Prompts = None,
+    answers: Folder = None,
+    recipe: RecipeFile = None,
+    set: Set = None,
+    runner: Runner = "native",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Count what the target writes after its last two tokens."""
+    from outrider.train.session import count_ngrams
+
+    machine = (runner, dtype, device, threads)
+    _train("ngram-model", count_ngrams, target, out, prompts, answers, recipe, set, machine, False)
+
+
 def _train(
     method: str,
     learn: Callable[[Session], Report],

@@ -7,6 +7,8 @@ and in compression by partial matching: where a match of L tokens was followed b
 
     p(t | L) = (c - d[L]) / n + d[L] * kinds / n * p(t | next shorter match)
 
+What no match explains may go to a model of shorter n-grams than a text can teach (`Base`, `ngram_model.py`).
+
 A tree takes the likeliest nodes for as long as a row more raises tokens per second (`costs`), so it is long behind a
 long match and empty where nothing matches.
 """
@@ -16,19 +18,23 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.drafters.automaton import STATE_BYTES, Automaton
 from outrider.drafters.base import Context, DrafterError, Observation, PricedOptions, Request
 
-__all__ = ["DRAFTER", "Guesses", "Suffix"]
+__all__ = ["DRAFTER", "Base", "Guesses", "Suffix"]
 
 # d[L], the share of cases in which what followed a match of L tokens once did not follow again. Measured on answers of
 # SmolLM2-135M at temperature 0 to problems, instructions, code and country profiles; the last holds from there on.
 _DISCOUNTS = (1.0, 0.65, 0.43, 0.31, 0.29, 0.22, 0.20, 0.16, 0.15, 0.14, 0.12, 0.12, 0.12, 0.11, 0.11, 0.10, 0.03)
+# The same where a base takes what they leave: it knows more of short ends than one text does.
+_DISCOUNTS_OVER_BASE = (1.0, 0.9, 0.6, 0.4, *_DISCOUNTS[4:])
 # Where the end of a text occurred before: in an automaton, at a state, by a match of so many tokens; the longest first.
 _Contexts = tuple[tuple[Automaton, int, int], ...]
+_NOWHERE: tuple[float, _Contexts] = (0.0, ())
 _LONG = len(_DISCOUNTS) - 1
 _AHEAD = 6  # nodes that are tried beyond the best number
 _WIDE = 16  # a match with more kinds of continuations says nothing
@@ -45,6 +51,19 @@ class SuffixOptions(PricedOptions):
     )
 
 
+class Base(Protocol):
+    """What is likely after a text's last tokens, whatever the text."""
+
+    @property
+    def order(self) -> int:
+        """Tokens that it looks at, at most."""
+        ...
+
+    def after(self, last: Sequence[int]) -> Sequence[tuple[int, float]]:
+        """Next tokens with their probabilities; together at most 1."""
+        ...
+
+
 @dataclass(slots=True)
 class Guesses:
     """A tree with the probability of each node: that it and all its ancestors are right."""
@@ -55,6 +74,16 @@ class Guesses:
 
     def tree(self) -> Tree:
         return Tree(tuple(self.tokens), tuple(self.parents), chances=tuple(self.chances))
+
+    def last(self, text: Sequence[int], node: int, count: int) -> list[int]:
+        """The last `count` tokens at a node, those of the text before its root included."""
+        found: list[int] = []
+        while node > 0 and len(found) < count:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        found.reverse()
+        missing = count - len(found)
+        return [*text[-missing:], *found] if missing else found
 
 
 @dataclass(slots=True)
@@ -84,13 +113,15 @@ class Suffix:
     _KEPT = 0.97  # what is left of an old guess's weight after each step
     _MOST_TRUST = 1.2
 
-    def __init__(self, options: SuffixOptions, context: Context) -> None:
+    def __init__(self, options: SuffixOptions, context: Context, base: Base | None = None) -> None:
         if options.min_match < 1 or not 0 < options.min_probability <= 1 or options.memory_mb < 0:
             raise DrafterError("suffix: min_match is at least 1, min_probability in (0, 1] and memory_mb not below 0")
         self.options = options
         self.costs = options.costs(context)
         self._texts: dict[int, _Text] = {}
         self._memory = _Memory(options.memory_mb)
+        self._base = base
+        self._discounts = _DISCOUNTS if base is None else _DISCOUNTS_OVER_BASE
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         trees: list[Tree] = []
@@ -142,12 +173,16 @@ class Suffix:
             return guesses
         contexts = self._contexts(text)
         trust = min((text.right + self._PRIOR) / (text.expected + self._PRIOR), self._MOST_TRUST)
-        first = self._following(contexts, trust)
+        first = self._following(contexts, trust, self._last(guesses, tokens, 0))
         text.firsts = tuple(first)
         text.asked = trust * sum([share for share, _ in first.values()])
         if first:
-            self._grow(guesses, first, budget, trust, curve, rows, gain)
+            self._grow(guesses, text, first, budget, trust, curve, rows, gain)
         return guesses
+
+    def _last(self, guesses: Guesses, tokens: Sequence[int], node: int) -> Sequence[int]:
+        """What the base is told of a node."""
+        return () if self._base is None else guesses.last(tokens, node, self._base.order)
 
     def _read(self, text: _Text, tokens: Sequence[int]) -> None:
         automaton = text.automaton
@@ -177,6 +212,7 @@ class Suffix:
     def _grow(
         self,
         guesses: Guesses,
+        text: _Text,
         following: dict[int, tuple[float, _Contexts]],
         budget: int,
         trust: float,
@@ -213,15 +249,25 @@ class Suffix:
             chances.append(chance)
             if gain / curve[rows] > rate:
                 kept, rate = node + 1, gain / curve[rows]
-            following = self._following(contexts, chance)
+            if not contexts:  # a guess of the base: the text may know its token from elsewhere
+                contexts = self._known(text, token)
+            following = self._following(contexts, chance, self._last(guesses, text.shaping.tokens, node))
         del tokens[kept:], parents[kept:], chances[kept:]
 
-    def _following(self, contexts: _Contexts, chance: float) -> dict[int, tuple[float, _Contexts]]:
+    def _known(self, text: _Text, token: int) -> _Contexts:
+        """Where the token alone occurred in the text."""
+        state = text.automaton.next[0].get(token)
+        return () if state is None else ((text.automaton, state, 1),)
+
+    def _following(
+        self, contexts: _Contexts, chance: float, last: Sequence[int]
+    ) -> dict[int, tuple[float, _Contexts]]:
         """What may come next, with its probability and with where the longest match then stands."""
         floor = self.options.min_probability
         shortest = self.options.min_match
         found: dict[int, tuple[float, _Contexts]] = {}
         left = 1.0  # the share of the shorter matches
+        discounts = self._discounts
         for automaton, state, matched in contexts:
             nexts, links, counts, lengths = automaton.next, automaton.link, automaton.count, automaton.length
             while state > 0 and matched >= shortest and left * chance >= floor:
@@ -230,7 +276,7 @@ class Suffix:
                 if kinds > _WIDE:
                     break
                 if kinds:
-                    discount = _DISCOUNTS[matched if matched < _LONG else _LONG]
+                    discount = discounts[matched if matched < _LONG else _LONG]
                     n = sum([counts[after] or 1 for after in branches.values()])
                     for token, after in branches.items():
                         share = left * ((counts[after] or 1) - discount) / n
@@ -244,6 +290,10 @@ class Suffix:
                     left *= discount * kinds / n
                 state = links[state]
                 matched = lengths[state]
+        if self._base is not None and left * chance >= floor:
+            for token, share in self._base.after(last):
+                before, where = found.get(token, _NOWHERE)
+                found[token] = before + left * share, where
         return found
 
 

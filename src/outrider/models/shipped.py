@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "shipped"  # one folder per head, draft or 
 
 
 def find_shipped(kind: str, target_sha256: str, folder: Path = FOLDER) -> Path | None:
-    """The folder of a `kind` (eagle, medusa, draft, layer_skip) for that target; None if none comes along."""
+    """The folder of a `kind` (eagle, medusa, draft, layer_skip, ngram_model) for that target; None if none comes along."""
     for path, found, sha256 in _all(folder):
         if (found, sha256) == (kind, target_sha256):
             return path
@@ -33,4 +33,5 @@ def _all(folder: Path) -> Iterator[tuple[Path, str, str | None]]:
 def _kind(config: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     if "medusa_num_heads" in config:
         return "medusa"
-    return "draft" if own.get("kind") == "draft" else "eagle"
+    kind = own.get("kind")
+    return str(kind) if kind in ("draft", "ngram_model") else "eagle"

@@ -3,7 +3,8 @@
     [answers]   train.answers.AnswerSettings
     [data]      train.settings.DataSettings
     [train]     train.settings.TrainSettings
-    [eagle]     train.settings.EagleSettings          (or [medusa], [draft], [layer_skip])
+    [eagle]     train.settings.EagleSettings          (or [medusa], [draft], [layer_skip],
+                                                       [ngram_model])
 
 What is left out has its default; an unknown name is refused when the recipe is read.
 """
@@ -24,6 +25,7 @@ from outrider.train.settings import (
     EagleSettings,
     LayerSkipSettings,
     MedusaSettings,
+    NgramModelSettings,
     TrainSettings,
 )
 
@@ -38,6 +40,7 @@ SECTIONS: Final[Mapping[str, type[Any]]] = {
     "eagle": EagleSettings,
     "layer_skip": LayerSkipSettings,
     "medusa": MedusaSettings,
+    "ngram_model": NgramModelSettings,
     "train": TrainSettings,
 }
 

@@ -34,7 +34,7 @@ from outrider.train.vocabulary import choose_tokens, coverage, draft_index
 if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
 
-__all__ = ["Session", "early_middle_late", "find_layer_skip", "train_draft", "train_eagle", "train_medusa"]
+__all__ = ["Session", "count_ngrams", "early_middle_late", "find_layer_skip", "train_draft", "train_eagle", "train_medusa"]
 
 Tokens = NDArray[np.int64]
 Progress = Callable[[int, int, str], None]
@@ -153,6 +153,8 @@ CARDS = {
     "(Li et al. 2025), in the layout of the speculators library.",
     "Medusa heads": "Residual blocks on the target's last state, one per token ahead, with one projection for all "
     "(Cai et al. 2024), in FasterDecoding's layout.",
+    "N-gram model": "Counts of what the target wrote after its last one and two tokens: likely next tokens with their "
+    "probabilities.",
     "Draft model": "A small decoder cut from the target's layers and distilled; its embedding is the target's.",
 }
 
@@ -299,6 +301,21 @@ def find_layer_skip(session: Session) -> Report:
     notes = {"target": session.files.name, "settings": asdict(settings)}
     write_skip(session.out, found, session.files.sha256(), notes)
     return Report(len(found), settings.tokens, time.monotonic() - started, None, 0)
+
+
+def count_ngrams(session: Session) -> Report:
+    """Counts an n-gram model of the answers into `session.out`: a few seconds, nothing is fed to the target."""
+    settings = session.recipe.settings("ngram_model", NgramModelSettings)
+    answers, learn, held = session.read()
+    started = time.monotonic()
+    rows = ngram_model.count((answers[i] for i in learn), settings)
+    first, some = ngram_model.right((answers[i] for i in held), rows)
+    session.say(f"held out: the likeliest guess is right at {first:.1%} of the tokens, some guess at {some:.1%}")
+    report = Report(1, session.tokens, time.monotonic() - started, None, 1)
+    notes = session.notes(report, ngram_model=settings) | {"first_right": first, "some_right": some}
+    write_ngrams(session.out, rows, {"target_sha256": session.files.sha256(), **notes})
+    session.card(session.out, "N-gram model", report)
+    return report
 
 
 def _states(session: Session) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ __all__ = [
     "EagleSettings",
     "LayerSkipSettings",
     "MedusaSettings",
+    "NgramModelSettings",
     "TrainSettings",
 ]
 
@@ -103,3 +104,17 @@ class LayerSkipSettings:
     tokens: int = field(default=1200, metadata={"help": "answer tokens that each set is tried on"})
     most: float = field(default=0.7, metadata={"help": "largest share of layers left out"})
     depth: int = field(default=6, metadata={"help": "guesses per chain"})
+
+
+@dataclass(frozen=True, slots=True)
+class NgramModelSettings:
+    """How many rows an n-gram model has, and how long they are."""
+
+    guesses: int = field(default=8, metadata={"help": "guesses per row at most; below 256"})
+    least_chance: float = field(default=0.02, metadata={"help": "a guess less likely than this is left out"})
+    least_single: int = field(default=2, metadata={"help": "times that a token is seen before it has a row"})
+    least_pair: int = field(default=4, metadata={"help": "times that a pair of tokens is seen before it has a row"})
+    least_news: float = field(
+        default=1.0, metadata={"help": "a row is left out whose times x difference to the shorter one's is below this"}
+    )
+    discount: float = field(default=0.7, metadata={"help": "what is taken off each count for what was not seen"})
