@@ -404,7 +404,8 @@ def _train(
             command=" ".join(words),
         )
         made = learn(session)
-    typer.echo(f"{made.steps:,} steps, {made.tokens:,} tokens, {made.seconds:,.0f} s")
+    steps = f"{made.steps:,} steps, " if made.steps else ""
+    typer.echo(f"{steps}{made.tokens:,} tokens, {made.seconds:,.0f} s")
     if made.best is not None:
         typer.echo(f"best at step {made.best_step:,}: {made.best.line()}; it lies in {out}")
 

@@ -22,9 +22,12 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
         f"target itself at temperatures {notes['temperatures']}"
         + (f", to {notes['about']}" if notes["about"] else "")
         + "; no prompt that a drafter is measured with.",
-        f"**Training**: {report.steps:,} steps, {report.seconds / 60:,.0f} minutes; these are the weights of step "
-        f"{report.best_step:,}.",
     ]
+    if report.steps:
+        points.append(
+            f"**Training**: {report.steps:,} steps, {report.seconds / 60:,.0f} minutes; these are the weights of step "
+            f"{report.best_step:,}."
+        )
     if (before := notes.get("began_with")) is not None:
         points[-1] += (
             f" It began with the weights of another training, of {before['step']:,} steps and {before['tokens']:,} "
@@ -37,6 +40,8 @@ def write_card(folder: Path, title: str, what: str, notes: Mapping[str, Any], re
             f"{depths} of the positions; {best.length:.2f} tokens per step of a chain. The next token but one is "
             f"among the best 1, 2 ... guesses at {tops}."
         )
+    if notes["found"]:
+        points.append(f"**Held-out answers**: {notes['found']}.")
     if notes["licence"]:
         points.append(f"**Licence**: {notes['licence']}.")
     text = [f"# {title}", "", what, "", *(textwrap.fill(f"- {point}", 118, subsequent_indent="  ") for point in points)]

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from outrider.models.heads import EagleConfig, MedusaConfig, write_draft, write_eagle, write_medusa
+from outrider.models.ngrams import write_ngrams
+from outrider.train import ngram_model
 from outrider.train.card import write_card
 from outrider.train.decoder import Decoder
 from outrider.train.draft import DraftPupil, cut_layers, make_draft
@@ -25,7 +27,14 @@ from outrider.train.layer_skip import search, write_skip
 from outrider.train.loop import DRAFT_TOKENS, RUN, Pupil, Report, begin_with, fit
 from outrider.train.medusa import MedusaModule, MedusaPupil
 from outrider.train.recipe import Recipe
-from outrider.train.settings import DraftSettings, EagleSettings, LayerSkipSettings, MedusaSettings, TrainSettings
+from outrider.train.settings import (
+    DraftSettings,
+    EagleSettings,
+    LayerSkipSettings,
+    MedusaSettings,
+    NgramModelSettings,
+    TrainSettings,
+)
 from outrider.train.shards import Answer, read_answers
 from outrider.train.target import Target
 from outrider.train.texts import split
@@ -34,7 +43,15 @@ from outrider.train.vocabulary import choose_tokens, coverage, draft_index
 if TYPE_CHECKING:
     from outrider.models.load import ModelFiles
 
-__all__ = ["Session", "count_ngrams", "early_middle_late", "find_layer_skip", "train_draft", "train_eagle", "train_medusa"]
+__all__ = [
+    "Session",
+    "count_ngrams",
+    "early_middle_late",
+    "find_layer_skip",
+    "train_draft",
+    "train_eagle",
+    "train_medusa",
+]
 
 Tokens = NDArray[np.int64]
 Progress = Callable[[int, int, str], None]
@@ -134,8 +151,8 @@ class Session:
             "made": time.strftime("%Y-%m-%d", time.gmtime()),
         }
 
-    def card(self, folder: Path, what: str, report: Report) -> None:
-        """Write the model card beside the weights."""
+    def card(self, folder: Path, what: str, report: Report, found: str = "") -> None:
+        """Write the model card beside the weights. `found`: what held-out answers showed, if it is no chain."""
         notes = {
             "target": self.files.name,
             "target_sha256": self.files.sha256(),
@@ -143,6 +160,7 @@ class Session:
             "about": self.recipe.data().about,
             "licence": self.recipe.data().licence,
             "began_with": self.before,
+            "found": found,
             "temperatures": ", ".join(f"{t:g}" for t in (0, *self.recipe.answers().temperatures)),
         }
         write_card(folder, f"{what} for {self.files.name}", CARDS[what], notes, report, self.command)
@@ -310,11 +328,12 @@ def count_ngrams(session: Session) -> Report:
     started = time.monotonic()
     rows = ngram_model.count((answers[i] for i in learn), settings)
     first, some = ngram_model.right((answers[i] for i in held), rows)
-    session.say(f"held out: the likeliest guess is right at {first:.1%} of the tokens, some guess at {some:.1%}")
-    report = Report(1, session.tokens, time.monotonic() - started, None, 1)
-    notes = session.notes(report, ngram_model=settings) | {"first_right": first, "some_right": some}
+    found = f"the likeliest guess is right at {first:.1%} of the tokens, some guess at {some:.1%}"
+    session.say(f"held out: {found}")
+    report = Report(0, session.tokens, time.monotonic() - started, None, 0)
+    notes = session.notes(report, ngram_model=settings) | {"validation": {"first_right": first, "some_right": some}}
     write_ngrams(session.out, rows, {"target_sha256": session.files.sha256(), **notes})
-    session.card(session.out, "N-gram model", report)
+    session.card(session.out, "N-gram model", report, found)
     return report
 
 
