@@ -23,6 +23,7 @@ from outrider.models.heads import (
     write_medusa,
 )
 from outrider.models.load import ModelFiles
+from outrider.models.ngrams import write_ngrams
 from rigs import files
 
 
@@ -77,6 +78,23 @@ def medusa(
     heads = read_head(folder, target.config)
     assert isinstance(heads, Medusa)
     return heads
+
+
+@lru_cache(maxsize=1)
+def ngrams_folder() -> Path:
+    """Random rows for each token of the tiny target, and for some pairs, on disk until the process ends."""
+    return kept(ngrams)
+
+
+def ngrams(folder: Path, target: ModelFiles, *, seed: int = 0) -> None:
+    rng, vocabulary = np.random.default_rng(seed), target.config.vocabulary
+
+    def row() -> list[tuple[int, float]]:
+        return [(int(token), 0.3 / (rank + 1)) for rank, token in enumerate(rng.choice(vocabulary, 6, replace=False))]
+
+    single = {(token,): row() for token in range(vocabulary)}
+    pairs = {(int(a), int(b)): row() for a, b in rng.integers(vocabulary, size=(200, 2))}
+    write_ngrams(folder, [single, pairs], {"target_sha256": target.sha256()})
 
 
 def values(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:

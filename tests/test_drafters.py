@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from heads import head_folder, medusa_folder
+from heads import head_folder, medusa_folder, ngrams_folder
 from outrider import Engine, Result, Speculation
 from outrider.core.shaping import Shaping
 from outrider.drafters import registry
@@ -34,6 +34,8 @@ def options_of(name: str) -> dict[str, Any] | None:
         return {"head": str(head_folder()), **OPTIONS.get(name, {})}
     if name == "medusa":
         return {"head": str(medusa_folder())}
+    if name == "ngram_model":
+        return {"table": str(ngrams_folder()), "row_cost": 0.02}
     return OPTIONS.get(name)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from heads import head_folder, medusa_folder
+from heads import head_folder, medusa_folder, ngrams_folder
 from outrider import Result
 from rigs import MIXES, Rig, accepted, engine, mix, prompts, rejected, said
 
@@ -60,6 +60,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "layer_skip": {"drafter": "layer_skip", "drafter_options": {"exit_layer": 1, "min_reach": 0.0}},
     "lookahead": {"drafter": "lookahead", "drafter_options": {"adaptive": False}},
     "medusa": {"drafter": "medusa", "drafter_options": {"head": str(medusa_folder()), "min_confidence": 0.001}},
+    "ngram_model": {"drafter": "ngram_model", "drafter_options": {"table": str(ngrams_folder()), "row_cost": 0.01}},
     "suffix": {"drafter": "suffix", "drafter_options": {"row_cost": 0.01, "memory_mb": 1.0}},
 }
 

@@ -54,6 +54,7 @@ PROMPTS: list[Any] = [
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"drafter": "ngram"},
     "suffix": {"drafter": "suffix"},
+    "ngram_model": {"drafter": "ngram_model"},
     "eagle": {"drafter": "eagle"},  # the head that comes with the package
     "auto": {"drafter": "auto"},
     "lookahead": {"drafter": "lookahead"},

@@ -15,6 +15,7 @@ from safetensors.torch import load_file  # noqa: E402
 from lessons import answers, target  # noqa: E402
 from outrider.models.heads import Eagle, Medusa, read_draft, read_head  # noqa: E402
 from outrider.models.load import ModelFiles, open_model  # noqa: E402
+from outrider.models.ngrams import read_ngrams  # noqa: E402
 from outrider.runtime.reference import ReferenceRunner  # noqa: E402
 from outrider.train import session as lesson  # noqa: E402
 from outrider.train.chains import ChainCount  # noqa: E402
@@ -159,6 +160,13 @@ def test_what_is_trained_is_read_again(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "skip" / "layer_skip.json").read_text())
     assert [len(skip["layers"]) for skip in found["sets"]] == [1, 2]
     assert found["target_sha256"] == files.sha256()
+
+    said: list[str] = []
+    lesson.count_ngrams(session(tmp_path, "ngrams", files, say=said.append))
+    table = read_ngrams(tmp_path / "ngrams", files.config.vocabulary)
+    assert (table.order, table.target_sha256) == (2, files.sha256())
+    assert "is right at" in said[-1]
+    assert said[-1].removeprefix("held out: ") in (tmp_path / "ngrams" / "README.md").read_text().replace("\n  ", " ")
 
 
 def test_a_draft_with_the_whole_vocabulary_is_a_model(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 An n-gram model (`models.ngrams`, made by `outrider train ngram-model`) is the last of the lengths that `suffix`
 interpolates: matches of the text itself come first, and what they leave goes to the model. So there is a guess at every
-place, it costs no pass of any network, and it is as sure as it says. (Stewart et al. 2024, The N-Grammys: n-grams of the
-context and of the model together. He et al. 2024, REST, draw on a datastore of the model's answers. Luo et al. 2024,
-Turning Trash into Treasure, keep the target's own likeliest tokens of each step instead: docs/methods.md says what came
-of that.)
+place, it costs no pass of any network, and it says how sure it is. (Stewart et al. 2024, The N-Grammys: n-grams of the
+context and of the model together; He et al. 2024, REST: a datastore of the model's answers.)
 """
 
 from __future__ import annotations
@@ -36,7 +34,9 @@ class NgramModel(Suffix):
     name = "ngram_model"
     summary = "n-grams of the target's own answers, under the suffix matches of this text"
     needs = "an n-gram model: shipped for smollm2-135m, or --drafter-option table=FOLDER"
-    helps = "everywhere a little: guesses of new text that cost no network; next to an EAGLE head most where rows are dear"
+    helps = (
+        "everywhere a little: guesses of new text that cost no network; next to an EAGLE head most where rows are dear"
+    )
     Options = NgramModelOptions
 
     def __init__(self, options: NgramModelOptions, context: Context) -> None:

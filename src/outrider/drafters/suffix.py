@@ -259,9 +259,7 @@ class Suffix:
         state = text.automaton.next[0].get(token)
         return () if state is None else ((text.automaton, state, 1),)
 
-    def _following(
-        self, contexts: _Contexts, chance: float, last: Sequence[int]
-    ) -> dict[int, tuple[float, _Contexts]]:
+    def _following(self, contexts: _Contexts, chance: float, last: Sequence[int]) -> dict[int, tuple[float, _Contexts]]:
         """What may come next, with its probability and with where the longest match then stands."""
         floor = self.options.min_probability
         shortest = self.options.min_match

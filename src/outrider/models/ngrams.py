@@ -1,6 +1,6 @@
 """An n-gram model of what a target writes: after its last one or two tokens, the likeliest next ones.
 
-A folder has `config.json` (what it is, for which target) and `model.safetensors` with five arrays per order o = 1, 2 ...:
+A folder has `config.json` (what it is, for which target) and `model.safetensors` with four arrays per order o = 1, 2:
 
     contexts.o [R, o]   the tokens before, ascending; a row of the table each
     counts.o   [R]      guesses of each row, one behind the other in

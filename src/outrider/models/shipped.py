@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "shipped"  # one folder per head, draft or 
 
 
 def find_shipped(kind: str, target_sha256: str, folder: Path = FOLDER) -> Path | None:
-    """The folder of a `kind` (eagle, medusa, draft, layer_skip, ngram_model) for that target; None if none comes along."""
+    """The folder of a `kind` (eagle, medusa, draft, layer_skip, ngram_model) for that target; None if there is none."""
     for path, found, sha256 in _all(folder):
         if (found, sha256) == (kind, target_sha256):
             return path
