@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes again what is shipped for SmolLM2-135M-Instruct: prompts, answers, EAGLE head, Medusa heads, draft, layers.
+# Makes again what is shipped for SmolLM2-135M-Instruct: prompts, answers, EAGLE head, Medusa heads, draft, layers, n-grams.
 # Use: recipes/smollm2-135m.sh OUT [MORE.jsonl ...]     prompts of your own, such as GSM8K's training problems, are taken along
 # Needs npm, and apt for texts that Debian packages; each step goes on where it was if the script is started again.
 # WITHOUT=bench.jsonl leaves out prompts that you measure with. To see it run: SHARE=0.01 for a hundredth of the texts, and
@@ -131,3 +131,5 @@ learn eagle eagle "$all" --start eagle-second --set train.minutes=1 --set train.
 learn medusa medusa "$all" --start medusa-first --set train.minutes=10
 learn draft draft "$all" --start draft-first --set train.minutes=6
 learn layer-skip layer-skip "$first"
+$train ngram-model --target "$target" --dtype int8 $(for folder in $all; do printf -- "--answers %s " "$folder"; done) \
+    --recipe "$recipes/smollm2-135m-ngram-model.toml" --out ngram-model
