@@ -131,5 +131,6 @@ learn eagle eagle "$all" --start eagle-second --set train.minutes=1 --set train.
 learn medusa medusa "$all" --start medusa-first --set train.minutes=10
 learn draft draft "$all" --start draft-first --set train.minutes=6
 learn layer-skip layer-skip "$first"
-$train ngram-model --target "$target" --dtype int8 $(for folder in $all; do printf -- "--answers %s " "$folder"; done) \
-    --recipe "$recipes/smollm2-135m-ngram-model.toml" --out ngram-model
+folders=()
+for folder in $all; do folders+=(--answers "$folder"); done
+$train ngram-model --target "$target" "${folders[@]}" --recipe "$recipes/smollm2-135m-ngram-model.toml" --out ngram-model

@@ -20,7 +20,7 @@ from outrider.models.errors import ModelError
 from outrider.models.ngrams import KIND, Ngrams, read_ngrams
 from outrider.models.shipped import find_shipped
 
-__all__ = ["DRAFTER"]
+__all__ = ["DRAFTER", "open_ngrams"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,20 @@ class NgramModel(Suffix):
     Options = NgramModelOptions
 
     def __init__(self, options: NgramModelOptions, context: Context) -> None:
-        self._ngrams = _open(options, context)
+        self._ngrams = open_ngrams(options.table, context)
         super().__init__(options, context, self._ngrams)
 
     @classmethod
     def forecast(cls, options: NgramModelOptions, context: Context) -> dict[str, int]:  # type: ignore[override]
-        return {"n-grams": _open(options, context).bytes}
+        return {"n-grams": open_ngrams(options.table, context).bytes}
 
     def memory(self) -> dict[str, int]:
         return {"n-grams": self._ngrams.bytes, **super().memory()}
 
 
-def _open(options: NgramModelOptions, context: Context) -> Ngrams:
-    """The model that was named, or the shipped one. Raises DrafterError where there is none that can be read."""
-    path = Path(options.table) if options.table else find_shipped(KIND, context.files.sha256())
+def open_ngrams(folder: str, context: Context) -> Ngrams:
+    """The model in `folder`; the one shipped for this target where that is empty. Raises DrafterError where there is none that can be read."""
+    path = Path(folder) if folder else find_shipped(KIND, context.files.sha256())
     if path is None:
         raise DrafterError(
             f"ngram_model: none comes with the package for {context.files.name}: train one "
@@ -64,7 +64,7 @@ def _open(options: NgramModelOptions, context: Context) -> Ngrams:
     except ModelError as error:
         raise DrafterError(f"ngram_model: {error}") from None
     context.opened[path.resolve().name] = partial(sha256_of_weights, path)
-    if found.target_sha256 is not None and options.table and found.target_sha256 != context.files.sha256():
+    if found.target_sha256 is not None and folder and found.target_sha256 != context.files.sha256():
         warnings.warn(
             f"{path}: counted for the target with SHA-256 {found.target_sha256}, and this one has "
             f"{context.files.sha256()}: its guesses may be worse",

@@ -58,7 +58,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """The model in memory. `after` takes two microseconds; nothing is kept of what was asked."""
+    """The model in memory. Nothing changes in it: any thread may ask."""
 
     orders: tuple[_Order, ...]
     target_sha256: str | None
