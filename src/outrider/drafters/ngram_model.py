@@ -52,7 +52,10 @@ class NgramModel(Suffix):
 
 
 def open_ngrams(folder: str, context: Context) -> Ngrams:
-    """The model in `folder`; the one shipped for this target where that is empty. Raises DrafterError where there is none that can be read."""
+    """The model in `folder`; the one shipped for this target where that is empty.
+
+    Raises DrafterError where there is none that can be read.
+    """
     path = Path(folder) if folder else find_shipped(KIND, context.files.sha256())
     if path is None:
         raise DrafterError(
