@@ -34,9 +34,7 @@ class NgramModel(Suffix):
     name = "ngram_model"
     summary = "n-grams of the target's own answers, under the suffix matches of this text"
     needs = "an n-gram model: shipped for smollm2-135m, or --drafter-option table=FOLDER"
-    helps = (
-        "everywhere a little: guesses of new text that cost no network; next to an EAGLE head most where rows are dear"
-    )
+    helps = "new text, and text that repeats, alike: its guesses cost no network"
     Options = NgramModelOptions
 
     def __init__(self, options: NgramModelOptions, context: Context) -> None:
