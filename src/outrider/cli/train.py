@@ -45,6 +45,7 @@ def train() -> None:
     outrider train medusa --target smollm2-135m --prompts code.jsonl --out medusa-heads
     outrider train draft --target smollm2-135m --prompts code.jsonl --out small-draft
     outrider train layer-skip --target smollm2-135m --prompts code.jsonl --out layers
+    outrider train ngram-model --target smollm2-135m --answers answers --out n-grams
     outrider train answers --target smollm2-135m --prompts code.jsonl --out answers
     """
 
