@@ -25,6 +25,7 @@ __all__ = [
     "adjust",
     "check_logits",
     "describe",
+    "draft_law",
     "draw",
     "law",
     "log_softmax",
@@ -38,6 +39,7 @@ Logits = NDArray[np.float32]  # [V]
 Tokens = NDArray[np.int32]
 
 _RUNNERS = 16  # draws over which a draft's confidence is shared out at T > 0
+_FAR = 8.0  # times T: what is so far behind a draft's highest value, 3e-4 of its chance, is not guessed
 _MASS = 2.0**44  # top_p counts probability in whole units of the likeliest token's 2**-44: whole numbers have no order
 
 
@@ -221,7 +223,7 @@ def ranked(
     Output i of the row stands for token known[i] of the target's `vocabulary`; without `known`, for token i. At T = 0
     confidence is the softmax of the logits. Above, what the target adds to its logits is known, the same noise: with it
     added to the draft's, the softmax of the sums tells how sure a draw is: shared out over the 16 that come
-    first. Fewer than k if fewer are left.
+    first. Tokens far behind the highest do not take part, which saves most of the noise. Fewer than k if fewer are left.
     """
     if known is not None:
         wide = np.full(vocabulary or int(known.max()) + 1, -np.inf, np.float32)
@@ -230,12 +232,33 @@ def ranked(
     if shaping.params.temperature == 0:
         tokens, logprobs = top(logits, k, shaping, path)
         return tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-    ids, values = shape(logits, shaping, path)
+    ids, values = _near(logits, shaping, path)
     sums = _scores(ids, values, shaping, path, noise.TARGET)
     order = np.argsort(-sums, kind="stable")[: max(k, _RUNNERS)]
     best = sums[order] - sums[order[0]]
     sure = best - np.log(np.exp(best).sum())
     return tuple(zip(ids[order[:k]].tolist(), sure[:k].tolist(), strict=True))
+
+
+def _near(logits: Logits, shaping: Shaping, path: Sequence[int]) -> tuple[Tokens, NDArray[np.float64]]:
+    """The candidates that a draft considers: none far behind the highest. [C], [C]"""
+    ids, values = shape(logits, shaping, path)
+    near = values >= values.max() - _FAR * shaping.params.temperature
+    return ids[near], values[near]
+
+
+def draft_law(logits: Logits, shaping: Shaping, path: Sequence[int] = ()) -> NDArray[np.float64]:
+    """The law from which a draft draws guesses under rejection: `law` without what is far behind the highest. [V]
+
+    A draft may draw from any law, as long as it is the one that it tells.
+    """
+    p = law(logits, shaping, path)
+    if shaping.params.temperature:
+        ids, _ = _near(logits, shaping, path)
+        kept = p[ids]
+        p = np.zeros(len(p))
+        p[ids] = kept / noise.total(kept)
+    return p
 
 
 def log_softmax(logits: Logits, tokens: Sequence[int]) -> NDArray[np.float64]:

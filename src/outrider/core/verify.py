@@ -82,30 +82,33 @@ def reject(
     node = 0
     while True:
         p = law(node)
-        q = tree.laws.get(node)
-        _check(node, p, q)
+        law_q = tree.laws.get(node)
+        _check(node, p, law_q)
+        q: _Support | None = None
         for sibling, child in enumerate(children[node]):
-            if q is not None and sibling:
-                q = _without(q, tree.tokens[children[node][sibling - 1]])
             token = tree.tokens[child]
             u = uniform(len(path), sibling)
-            if q is None:
+            if law_q is None:
                 if u < p[token]:  # u * q[token] < p[token] with all of q on this token
                     break
                 rest = p.copy()
                 rest[token] = 0.0
             else:
-                if not q[token] > 0.0:
+                chance = float(law_q[token]) if q is None else q.chance(token)
+                if not chance > 0.0:
                     raise LawError(f"node {child} guesses token {token}, which the law of node {node} cannot draw")
-                if u * q[token] < p[token]:  # strict: u may be 0, and p[token] too
+                if u * chance < p[token]:  # strict: u may be 0, and p[token] too
                     break
-                rest = np.maximum(p - q, 0.0)
+                q = q or _Support(law_q)
+                rest = q.taken_from(p)
+                q.drop(token)
             mass = float(rest.sum())
             if mass <= 0.0:
                 # p nowhere exceeds q, and both sum to one: they are the same law but for rounding, and the test would
                 # have let every token pass. So does this one, at an error of rounding's size.
                 break
-            p = rest / mass
+            rest /= mass
+            p = rest
         else:
             token = residual(len(path), p)
             draws.append(describe(node, token))
@@ -150,12 +153,29 @@ def _check(node: int, p: Law, q: Law | None) -> None:
         raise LawError(f"the law of node {node} is over {len(q):,} tokens, the target's over {len(p):,}")
 
 
-def _without(q: Law, token: int) -> Law:
-    """q after `token` was drawn from it and put aside; all zero if nothing else is left. [V]"""
-    rest = q.copy()
-    rest[token] = 0.0
-    mass = float(rest.sum())
-    return rest / mass if mass > 0.0 else rest
+class _Support:
+    """q where it is positive: mostly a few hundred of a large vocabulary. Tokens that were tried are taken out of it."""
+
+    def __init__(self, q: Law) -> None:
+        self._tokens = np.flatnonzero(q)  # ascending
+        self._q = q[self._tokens]
+
+    def chance(self, token: int) -> float:
+        at = int(np.searchsorted(self._tokens, token))
+        return float(self._q[at]) if at < len(self._q) and self._tokens[at] == token else 0.0
+
+    def taken_from(self, p: Law) -> Law:
+        """What p has over q, not normalised. [V]"""
+        rest = p.copy()
+        rest[self._tokens] = np.maximum(p[self._tokens] - self._q, 0.0)
+        return rest
+
+    def drop(self, token: int) -> None:
+        """q after `token` was drawn from it and put aside; all zero if nothing else is left."""
+        self._q[np.searchsorted(self._tokens, token)] = 0.0
+        mass = float(self._q.sum())
+        if mass > 0.0:
+            self._q /= mass
 
 
 def draw_children(q: Law, count: int, gumbel: NDArray[np.float64]) -> tuple[int, ...]:

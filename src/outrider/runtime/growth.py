@@ -2,8 +2,11 @@
 
 Under match verification (Li et al. 2024, EAGLE-2, section 4): each node of a level gets its likeliest children, the
 best `width` of all the level's children are fed next, and the `guesses` best nodes of all that were found are the
-tree. At T > 0 children are the draft's own draws with the target's noise. Under rejection a node's children are drawn
-without replacement with the draft's own noise, and the shape is fixed before anything is drawn.
+tree. At T > 0 children are the draft's own draws with the target's noise.
+
+Under rejection a node's children are drawn without replacement with the draft's own noise. How many is known before
+they are drawn, from their law and from the way to the node: as many as may come to stand often enough. Nothing that was
+drawn is left out again. What grows behind a guess may hang on it, for the guess itself is tested all the same.
 
 Letters: V vocabulary of the target, F floats of the target's states at a row (W * D).
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +41,8 @@ class Plan:
     vocabulary: int  # V
     width: int = 1  # children of a node, and nodes of a level that are fed
     least: float = 0.0  # match only: a node with less confidence than this is not kept
-    reach: float = 0.0  # match only: a level is grown only if its parents are reached with this chance, together
+    reach: float = 0.0  # a level is grown only if its parents are reached with this chance, together
+    gain: float = 0.1  # rejection only: a child is drawn if it comes to stand with this chance
     layers: tuple[int, ...] = ()  # of the model; none given: all
 
     def rows(self, guesses: int, depth: int) -> int:
@@ -125,17 +129,12 @@ class _Growth:
         """Children of the nodes that this level fed."""
         if self.sprout.guesses <= 0 or self.level >= self.sprout.depth:
             return
-        found: list[_Node] = []
         for place in range(self.fresh, len(self.order)):
             logits = self._fit(scores.logits(feed, place))
             try:
-                if self.sprout.rejection:
-                    found += self._sample(logits, place, len(found))
-                else:
-                    found += self._rank(logits, place)
+                self.nodes += (self._sample if self.sprout.rejection else self._rank)(logits, place)
             except DrawError:  # the draft's own logits are broken
                 continue
-        self.nodes += found
 
     def choose(self) -> bool:
         """Feed the best nodes of the next level. Whether there are any that are worth a forward."""
@@ -145,13 +144,9 @@ class _Growth:
         if sprout.guesses <= 0 or self.level >= sprout.depth:
             return False
         found = [i for i, node in enumerate(self.nodes) if node.depth == self.level]
-        if sprout.rejection:
-            if len(self.nodes) - 1 >= sprout.guesses:
-                return False
-        else:
-            found = self._best(found)[: self.plan.width]
-            if not self._worth(found):
-                return False
+        found = self._best(found)[: self.plan.width]
+        if not self._worth(found):
+            return False
         for i in found:
             self.nodes[i].fed = len(self.order)
             self.order.append(i)
@@ -161,7 +156,7 @@ class _Growth:
         kept = list(range(1, len(self.nodes)))
         if len(kept) > self.sprout.guesses:
             # a parent is never less likely than its child and comes before it, so the first of this order are a tree
-            kept = sorted((kept if self.sprout.rejection else self._best(kept))[: max(0, self.sprout.guesses)])
+            kept = sorted(self._best(kept)[: max(0, self.sprout.guesses)])
         kept = [0, *kept]
         place = {node: index for index, node in enumerate(kept)}
         nodes = [self.nodes[i] for i in kept]
@@ -180,8 +175,14 @@ class _Growth:
         """Whether children of these may enter the tree, and are reached often enough to pay for a forward."""
         if not found or sum(math.exp(self.nodes[i].confidence) for i in found) < self.plan.reach:
             return False
+        if self.sprout.rejection:
+            return self._left() > 0
         best = self.nodes[found[0]].confidence
         return sum(node.confidence >= best for node in self.nodes[1:]) < self.sprout.guesses
+
+    def _left(self) -> int:
+        """Guesses that may still be made."""
+        return self.sprout.guesses - (len(self.nodes) - 1)
 
     def _fit(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row over the target's vocabulary, whatever the draft's is padded to. [V]"""
@@ -200,14 +201,16 @@ class _Growth:
         ]
         return [child for child in made if child.confidence >= floor]
 
-    def _sample(self, logits: NDArray[np.float32], place: int, found: int) -> list[_Node]:
+    def _sample(self, logits: NDArray[np.float32], place: int) -> list[_Node]:
         shaping, parent = self.sprout.shaping, self.order[place]
         node = self.nodes[parent]
-        # siblings at the root only: the first guess decides over all that follow it
-        count = min(1 if parent else self.plan.width, self.sprout.guesses - (len(self.nodes) - 1) - found)
-        if count <= 0:
+        law = sampling.draft_law(logits, shaping, node.path)
+        usual = float((law * _standing(law)).sum())  # the chance that a child stands
+        stands, count = math.exp(node.confidence) * usual, 0
+        while count < min(self.plan.width, self._left()) and stands >= self.plan.gain:
+            count, stands = count + 1, stands * (1 - usual)
+        if not count:
             return []
-        law = sampling.law(logits, shaping, node.path)
         gumbel = noise.gumbel(
             # nodes of one depth share the position, so their place in the tree gives each its own noise
             shaping.seed ^ (parent * _GOLDEN & (2**64 - 1)),
@@ -216,7 +219,16 @@ class _Growth:
             noise.DRAFT,
         )
         self.laws[parent] = law
-        return [
-            _Node(parent, int(token), 0.0, node.depth + 1, (*node.path, int(token)))
-            for token in draw_children(law, count, gumbel)
-        ]
+        made, left, tested = [], 1.0, 1.0  # mass of the law; chance that the earlier ones are refused
+        for token in draw_children(law, count, gumbel):
+            stands = float(_standing(min(1.0, law[token] / left)))
+            sure = node.confidence + math.log(tested * stands)
+            made.append(_Node(parent, token, sure, node.depth + 1, (*node.path, token)))
+            left, tested = max(left - law[token], 1e-9), max(tested * (1 - stands), 1e-9)
+        return made
+
+
+def _standing(q: Any) -> Any:
+    """The chance that a token stands which the draft drew with chance q: nearer to one, for the draft was taught by the
+    target. Only the shape of trees hangs on it."""
+    return np.sqrt(q)

@@ -187,7 +187,7 @@ def given(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, NDArray[np.uint
 def grow(decoder: _native.Decoder, batch: Sequence[Sprout], plan: Plan) -> list[Tree]:
     """`Grower.grow` by a native decoder."""
     made = decoder.grow(
-        (plan.width, plan.least, plan.reach, plan.layers, plan.vocabulary),
+        (plan.width, plan.least, plan.reach, plan.layers, plan.vocabulary, plan.gain),
         [
             (
                 sprout.rows.length,

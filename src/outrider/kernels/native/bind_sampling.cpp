@@ -151,7 +151,7 @@ void bind_sampling(nb::module_& module) {
               throw nb::value_error("`known` has a token of the vocabulary for each logit");
             const Arguments arguments(self, position, path, tokens, mask);
             std::vector<float> space;
-            return tuple_of(self.ranked({view(row), names, vocabulary, space}, k, arguments.moment()));
+            return tuple_of(self.ranked({view(row), names, vocabulary, space, std::ranges::is_sorted(names)}, k, arguments.moment()));
           },
           "row"_a, "known"_a.none(), "vocabulary"_a, "k"_a, "position"_a, "path"_a, "tokens"_a, "mask"_a.none());
 

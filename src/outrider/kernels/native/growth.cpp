@@ -23,11 +23,16 @@ struct Child {
   double confidence;  // log, given its parent
 };
 
+// At T > 0 the chance that a token which the draft drew stands: nearer to one than the draft's own for it, because the
+// target was taught to the draft. Only the shape of trees hangs on it.
+double standing(double q) { return std::sqrt(q); }
+
 // What is asked of one row of logits, by any thread, and the answer.
 struct Question {
   std::size_t tree;
   int node;           // whose children are wanted
-  int count;          // of children
+  int count;          // of children, at most
+  double confidence;  // log, of the node
   const float* logits;
   std::vector<std::int32_t> path;
   std::vector<Child> children;
@@ -48,16 +53,9 @@ class Tree {
   std::vector<int> fed_nodes;
   std::vector<std::pair<int, std::vector<double>>> laws;
   int fresh = 0;     // fed nodes before this level
-  int promised = 0;  // children that were asked for in this level
 
-  // Under rejection siblings stand at the root only: the first guess decides over all that follow it.
-  int promise(int node) {
-    if (!sprout_.rejection) return plan_.width;
-    const int left = sprout_.guesses - (static_cast<int>(nodes.size()) - 1) - promised;
-    const int count = std::min(node == 0 ? plan_.width : 1, left);
-    promised += count;
-    return count;
-  }
+  // Children that a node of the next level may have.
+  int allowed() const { return sprout_.rejection ? std::min(plan_.width, left()) : plan_.width; }
 
   std::vector<std::int32_t> path(int node) const {
     std::vector<std::int32_t> tokens;
@@ -70,29 +68,28 @@ class Tree {
     const Node& parent = nodes[question.node];
     const double confidence = parent.confidence;
     const int depth = parent.depth + 1;
+    // a prefix of what was drawn one after the other is a draw of fewer; who else drew first decides nothing about it
+    const int room = sprout_.rejection ? left() : std::numeric_limits<int>::max();
+    if (std::ssize(question.children) > room) question.children.resize(static_cast<std::size_t>(room));
     for (const Child& child : question.children) {
-      const double own = sprout_.rejection ? 0.0 : confidence + child.confidence;
+      const double own = confidence + child.confidence;
       if (!sprout_.rejection && own < least()) continue;
       nodes.push_back({question.node, child.token, own, depth});
     }
-    if (!question.law.empty()) laws.emplace_back(question.node, std::move(question.law));
+    if (sprout_.rejection && !question.children.empty()) laws.emplace_back(question.node, std::move(question.law));
   }
 
   // Feeds the best of the nodes of depth `level`. Returns whether there are any that are worth a forward.
   bool choose(int level) {
     fresh = static_cast<int>(fed_nodes.size());
-    promised = 0;
     if (level >= sprout_.depth) return false;
     std::vector<int> found;
     for (int i = static_cast<int>(nodes.size()) - 1; i > 0 && nodes[i].depth == level; --i) found.push_back(i);
     std::reverse(found.begin(), found.end());
-    if (sprout_.rejection) {
-      if (static_cast<int>(nodes.size()) - 1 >= sprout_.guesses) found.clear();
-    } else {
-      std::stable_sort(found.begin(), found.end(), [this](int a, int b) { return better(a, b); });
-      if (static_cast<int>(found.size()) > plan_.width) found.resize(static_cast<std::size_t>(plan_.width));
-      if (!worth(found)) found.clear();
-    }
+    // under rejection too: what grows behind a guess may hang on it, if only the guess itself stays in the tree
+    std::stable_sort(found.begin(), found.end(), [this](int a, int b) { return better(a, b); });
+    if (static_cast<int>(found.size()) > plan_.width) found.resize(static_cast<std::size_t>(plan_.width));
+    if (!worth(found)) found.clear();
     for (const int node : found) {
       nodes[node].fed = static_cast<int>(fed_nodes.size());
       fed_nodes.push_back(node);
@@ -107,7 +104,7 @@ class Tree {
     std::iota(kept.begin(), kept.end(), 1);
     if (static_cast<int>(kept.size()) > sprout_.guesses) {
       // a parent is never less likely than its child and comes before it, so the first of this order are a tree
-      if (!sprout_.rejection) std::stable_sort(kept.begin(), kept.end(), [this](int a, int b) { return better(a, b); });
+      std::stable_sort(kept.begin(), kept.end(), [this](int a, int b) { return better(a, b); });
       kept.resize(static_cast<std::size_t>(sprout_.guesses));
       std::sort(kept.begin(), kept.end());
     }
@@ -128,15 +125,17 @@ class Tree {
   }
 
  private:
+  int left() const { return sprout_.guesses - (static_cast<int>(nodes.size()) - 1); }
   bool better(int a, int b) const { return nodes[a].confidence > nodes[b].confidence; }
   double least() const { return plan_.least > 0 ? std::log(plan_.least) : -std::numeric_limits<double>::infinity(); }
 
   // Whether children of `found`, best first, may enter the tree, and are reached often enough to pay for a forward.
   bool worth(const std::vector<int>& found) const {
-    if (found.empty()) return false;
+    if (found.empty() || (sprout_.rejection && left() <= 0)) return false;
     double reached = 0;
     for (const int node : found) reached += std::exp(nodes[node].confidence);
     if (reached < plan_.reach) return false;
+    if (sprout_.rejection) return true;
     const double best = nodes[found[0]].confidence;
     const auto ahead = std::count_if(nodes.begin() + 1, nodes.end(), [best](const Node& n) { return n.confidence >= best; });
     return ahead < sprout_.guesses;
@@ -237,10 +236,10 @@ class Growth {
   }
 
   void ask(std::size_t tree, int node, std::int64_t scored) {
-    const int count = trees_[tree].promise(node);
+    const int count = trees_[tree].allowed();
     if (count <= 0) return;
     const float* logits = scores_.logits->data + scored * scores_.stride;
-    questions_.push_back({tree, node, count, logits, trees_[tree].path(node), {}, {}});
+    questions_.push_back({tree, node, count, trees_[tree].nodes[node].confidence, logits, trees_[tree].path(node), {}, {}});
   }
 
   void answer() {
@@ -273,7 +272,7 @@ class Growth {
 
   DraftRow row(const Question& question, int thread) {
     return {{question.logits, static_cast<std::size_t>(outputs_)}, plan_.tokens, plan_.vocabulary,
-            wide_[static_cast<std::size_t>(thread)]};
+            wide_[static_cast<std::size_t>(thread)], plan_.ascending};
   }
 
   void rank(Question& question, int thread) {
@@ -282,17 +281,29 @@ class Growth {
       question.children.push_back({token, sureness});
   }
 
-  // Children drawn one after the other without replacement.
+  // Children drawn one after the other without replacement, as many as may stand often enough. That is decided before
+  // they are drawn: by the law, and by the way to the node.
   void sample(Question& question, int thread) {
     const NativeShaping& shaping = *sprouts_[question.tree].shaping;
     const Moment at = moment(question);
-    const std::span<const float> logits = row(question, thread).wide();
-    std::vector<double> law(static_cast<std::size_t>(plan_.vocabulary), 0.0);
-    shaping.law(logits, at, law.data());
+    const DraftLaw law = shaping.draft_law(row(question, thread), at);
+    double usual = 0;  // the chance that a child stands
+    for (const double q : law.q) usual += q * standing(q);
+    int count = 0;
+    for (double stands = std::exp(question.confidence) * usual; count < question.count && stands >= plan_.gain; ++count)
+      stands *= 1 - usual;
+    if (!count) return;
     const std::uint64_t seed = shaping.settings().seed ^ (static_cast<std::uint64_t>(question.node) * kGolden);
     const Place place{seed, static_cast<std::uint64_t>(at.position), stream::draft};
-    for (const std::int32_t token : draw_children(law, question.count, place)) question.children.push_back({token, 0.0});
-    question.law = std::move(law);
+    double left = 1, tested = 1;  // mass of the law; chance that the earlier ones are refused
+    for (const std::int32_t drawn : draw_children(law, count, place)) {
+      const double q = law.q[static_cast<std::size_t>(drawn)], stands = standing(std::min(1.0, q / left));
+      question.children.push_back({law.tokens[static_cast<std::size_t>(drawn)], std::log(tested * stands)});
+      left = std::max(left - q, 1e-9);
+      tested = std::max(tested * (1 - stands), 1e-9);
+    }
+    question.law.assign(static_cast<std::size_t>(plan_.vocabulary), 0.0);
+    for (std::size_t i = 0; i < law.q.size(); ++i) question.law[static_cast<std::size_t>(law.tokens[i])] = law.q[i];
   }
 
   Decoder& decoder_;

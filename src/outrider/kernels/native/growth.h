@@ -2,8 +2,8 @@
 //
 // Under match verification (Li et al. 2024, EAGLE-2, section 4): each node of a level gets its likeliest children, the
 // best `width` of all the level's children are fed next, and the `guesses` best nodes of all that were found are the
-// tree. At T > 0 children are the draft's own draws with the target's noise. Under rejection the shape is fixed before
-// anything is drawn, and the laws come along. runtime/growth.py does the same over any runner.
+// tree. At T > 0 children are the draft's own draws with the target's noise. Under rejection how many
+// children a node gets is known before they are drawn, and the laws come along. runtime/growth.py does the same over any runner.
 //
 // Letters: D hidden size, F floats of a target's states at a row, V vocabulary of the target.
 #pragma once
@@ -22,9 +22,11 @@ namespace outrider {
 struct Plan {
   int width = 1;             // children of a node, and nodes of a level that are fed
   double least = 0;          // a node with less confidence than this is not kept
-  double reach = 0;          // a level is grown only if one of the nodes it grows from is reached with this chance
+  double reach = 0;          // a level is grown only if the nodes it grows from are reached with this chance, together
+  double gain = 0.1;         // under rejection: a child is drawn if it comes to stand with this chance
   std::vector<int> layers;   // of the decoder; empty: all
   std::span<const std::int32_t> tokens;  // of the target, by row of the head; empty: the same
+  bool ascending = false;                // `tokens` ascend
   int vocabulary = 0;        // V: rows of the head from here on are padding
 };
 

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <span>
@@ -137,12 +138,18 @@ class Runner {
                           scores.hidden ? hidden(scores, rows, layers.size()) : nb::none());
   }
 
-  // plan: (width, least, reach, layers, vocabulary); sprouts: (rows, pages, pending, states or None, shaping, position,
+  // plan: (width, least, reach, layers, vocabulary, gain); sprouts: (rows, pages, pending, states or None, shaping, position,
   // history, mask or None, guesses, depth, rejection). Each tree: (tokens, parents, chances, {parent: law})
   nb::list grow(nb::tuple plan, nb::list sprouts) {
-    if (plan.size() != 5) throw std::invalid_argument("a plan is a tuple of five");
-    Plan wanted{nb::cast<int>(plan[0]), nb::cast<double>(plan[1]), nb::cast<double>(plan[2]),
-                nb::cast<std::vector<int>>(plan[3]), tokens_, nb::cast<int>(plan[4])};
+    if (plan.size() != 6) throw std::invalid_argument("a plan is a tuple of six");
+    const Plan wanted{.width = nb::cast<int>(plan[0]),
+                      .least = nb::cast<double>(plan[1]),
+                      .reach = nb::cast<double>(plan[2]),
+                      .gain = nb::cast<double>(plan[5]),
+                      .layers = nb::cast<std::vector<int>>(plan[3]),
+                      .tokens = tokens_,
+                      .ascending = std::ranges::is_sorted(tokens_),
+                      .vocabulary = nb::cast<int>(plan[4])};
     if (wanted.width < 1 || wanted.vocabulary < 1) throw std::invalid_argument("a plan without width or vocabulary");
     for (const std::int32_t token : tokens_) {
       if (token < 0 || token >= wanted.vocabulary) throw std::invalid_argument("a draft token that the target lacks");

@@ -19,6 +19,7 @@ namespace {
 constexpr float kLowest = std::numeric_limits<float>::lowest();  // below it only -inf, which is never drawn
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kRunners = 16;  // draws over which a draft's confidence is shared out
+constexpr double kFar = 8;  // of temperature: exp(-8) = 3e-4 of the likeliest token's chance
 constexpr double kHighestNoise = 22.88;  // gumbel(0xFFFFFFFF) = 22.874
 
 const SamplingKernels& kernels() {
@@ -636,30 +637,64 @@ std::vector<std::pair<std::int32_t, double>> NativeShaping::ranked(const DraftRo
     return out;
   }
   if (k <= 0) return out;
-  out = race(row.wide(), std::max(k, kRunners), moment);
-  if (out.empty()) return out;
-  const double highest = out.front().second;
+  const Near near = this->near(row, moment);
+  const auto size = std::ssize(near.tokens);
+  std::vector<double>& noise = workspace().terms;
+  noise.resize(near.tokens.size());
+  kernels().gumbels_of({settings_.seed, static_cast<std::uint64_t>(moment.position), stream::target}, near.tokens.data(),
+                       size, noise.data());
+  std::vector<Runner> runners;
+  runners.reserve(near.tokens.size());
+  for (std::size_t i = 0; i < near.tokens.size(); ++i)
+    runners.push_back({near.values[i] + settings_.temperature * noise[i], near.tokens[i]});
+  const auto end = runners.begin() + std::min(size, std::max(k, kRunners));
+  std::partial_sort(runners.begin(), end, runners.end());
   double total = 0;
-  for (const auto& [token, sum] : out) total += std::exp(sum - highest);
-  for (auto& [token, sum] : out) sum = sum - highest - std::log(total);
-  if (std::ssize(out) > k) out.resize(static_cast<std::size_t>(k));
+  for (auto runner = runners.begin(); runner != end; ++runner) total += std::exp(runner->score - runners.front().score);
+  for (auto runner = runners.begin(); runner != end && std::ssize(out) < k; ++runner)
+    out.emplace_back(runner->token, runner->score - runners.front().score - std::log(total));
   return out;
 }
 
-// The first k of the draw at T > 0, each with its shaped logit + T * noise: what the draw compares.
-std::vector<std::pair<std::int32_t, double>> NativeShaping::race(std::span<const float> row, std::int64_t k,
-                                                                 const Moment& moment) const {
+Near NativeShaping::near(const DraftRow& row, const Moment& moment) const {
+  if (!row.known.empty() && row.ascending && !adjusts(moment)) {
+    try {
+      return near(row.logits, row.known, moment);
+    } catch (const DrawError&) {  // told once more in the target's tokens
+    }
+  }
+  return near(row.wide(), {}, moment);
+}
+
+Near NativeShaping::near(std::span<const float> logits, std::span<const std::int32_t> known, const Moment& moment) const {
   return with_shaped(
-      row, moment, settings_, adjusts(moment), [&](float* out) { adjust(row, moment, out); },
+      logits, moment, settings_, adjusts(moment), [&](float* out) { adjust(logits, moment, out); },
       [&](const Row&, const Row& shaped) {
-        std::vector<std::pair<std::int32_t, double>> out;
-        if (k <= 0) return out;
-        const Place place{settings_.seed, static_cast<std::uint64_t>(moment.position), stream::target};
-        Race race(shaped, find_cut(shaped, settings_), settings_.temperature, place, k);
-        std::sort(race.winners().begin(), race.winners().end());
-        for (const Runner& runner : race.winners()) out.emplace_back(runner.token, runner.score);
-        return out;
+        Near near{{}, {}, shaped.highest()};
+        Cut cut = settings_.temperature == 0 ? Cut{} : find_cut(shaped, settings_);
+        cut.floor = std::max(cut.floor, at_or_above(near.highest - kFar * settings_.temperature));
+        std::vector<std::uint64_t>& keys = workspace().keys;
+        collect(shaped, cut.floor, keys);
+        for (const std::uint64_t key : keys) {
+          if (key > cut.last) continue;
+          const std::int32_t token = token_of(key);
+          near.tokens.push_back(known.empty() ? token : known[static_cast<std::size_t>(token)]);
+          near.values.push_back(value_of(key));
+        }
+        return near;
       });
+}
+
+DraftLaw NativeShaping::draft_law(const DraftRow& row, const Moment& moment) const {
+  Near near = this->near(row, moment);
+  if (settings_.temperature == 0) {
+    const auto first = std::max_element(near.values.begin(), near.values.end()) - near.values.begin();
+    return {{near.tokens[static_cast<std::size_t>(first)]}, {1.0}};
+  }
+  DraftLaw law{std::move(near.tokens), std::vector<double>(near.values.size())};
+  const double total = kernels().exps(near.values.data(), std::ssize(near.values), near.highest, settings_.temperature, law.q.data());
+  for (double& q : law.q) q /= total;
+  return law;
 }
 
 Top top(std::span<const float> row, std::int64_t k) {
@@ -676,16 +711,16 @@ void log_softmax(std::span<const float> row, std::span<const std::int64_t> token
     out[i] = (double{plain[tokens[i]]} - plain.highest()) - normaliser;
 }
 
-std::vector<std::int32_t> draw_children(std::span<const double> q, std::int64_t count, const Place& place) {
-  std::vector<double>& scores = workspace().terms;
-  scores.resize(q.size());
-  gumbels(place, scores);
-  kernels().add_logs(q.data(), static_cast<std::int64_t>(q.size()), scores.data());
+namespace {
+
+// The places of the `count` largest sums of log q and noise, largest first: a draw without replacement (Kool et al. 2019).
+std::vector<std::int32_t> first_of(std::span<const double> q, std::int64_t count, std::vector<double>& sums) {
+  kernels().add_logs(q.data(), std::ssize(q), sums.data());
   std::vector<Runner> best;
-  for (std::size_t token = 0; token < q.size() && count > 0; ++token) {
-    const Runner runner{scores[token], static_cast<std::int32_t>(token)};
-    const bool full = static_cast<std::int64_t>(best.size()) == count;
-    if (scores[token] == -std::numeric_limits<double>::infinity() || (full && !(runner < best.front()))) continue;
+  for (std::size_t at = 0; at < q.size() && count > 0; ++at) {
+    const Runner runner{sums[at], static_cast<std::int32_t>(at)};
+    const bool full = std::ssize(best) == count;
+    if (sums[at] == -std::numeric_limits<double>::infinity() || (full && !(runner < best.front()))) continue;
     if (full) {
       std::pop_heap(best.begin(), best.end());
       best.pop_back();
@@ -694,9 +729,25 @@ std::vector<std::int32_t> draw_children(std::span<const double> q, std::int64_t 
     std::push_heap(best.begin(), best.end());
   }
   std::sort(best.begin(), best.end());
-  std::vector<std::int32_t> tokens;
-  for (const Runner& runner : best) tokens.push_back(runner.token);
-  return tokens;
+  std::vector<std::int32_t> places;
+  for (const Runner& runner : best) places.push_back(runner.token);
+  return places;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> draw_children(std::span<const double> q, std::int64_t count, const Place& place) {
+  std::vector<double>& sums = workspace().terms;
+  sums.resize(q.size());
+  gumbels(place, sums);
+  return first_of(q, count, sums);
+}
+
+std::vector<std::int32_t> draw_children(const DraftLaw& law, std::int64_t count, const Place& place) {
+  std::vector<double>& sums = workspace().terms;
+  sums.resize(law.q.size());
+  kernels().gumbels_of(place, law.tokens.data(), std::ssize(law.tokens), sums.data());
+  return first_of(law.q, count, sums);
 }
 
 void gumbels(const Place& place, std::span<double> out) {

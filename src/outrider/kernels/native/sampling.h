@@ -60,13 +60,27 @@ struct DraftRow {
   std::span<const std::int32_t> known;
   std::int64_t vocabulary;    // of the target
   std::vector<float>& space;  // for such rows alone: tokens that the draft does not know stay impossible in it
+  bool ascending = false;     // `known` ascends: the order of equal logits is the same in both numberings
 
   std::span<const float> wide() const;  // over the target's vocabulary, if `known` says that it is another
+};
+
+// The tokens that a draft considers at T > 0, ascending by its own number: those of the law whose shaped logit is less
+// than kFar * T behind the highest. What is left out has a few hundredths of the mass, and most of the noise.
+struct Near {
+  std::vector<std::int32_t> tokens;  // of the target
+  std::vector<float> values;
+  double highest;
 };
 
 struct Top {
   std::vector<std::int32_t> tokens;
   std::vector<float> logprobs;
+};
+
+struct DraftLaw {
+  std::vector<std::int32_t> tokens;  // of the target
+  std::vector<double> q;             // positive, sum to one
 };
 
 // One per sequence: its parameters, and how often each token has occurred if penalties ask for it.
@@ -89,8 +103,11 @@ class NativeShaping {
   Top top(std::span<const float> row, std::int64_t k, const Moment& moment) const;
   // The same tokens for a draft's row, each with the log of how sure the draft is of it. At T = 0 that is the softmax of
   // its logits. Above, what the target adds to its logits is known, the same noise: with it added to the draft's, the
-  // softmax of the sums tells how sure a draw is. It is shared out over the 16 that come in first.
+  // softmax of the sums tells how sure a draw is. It is shared out over the 16 that come in first. Tokens far behind the
+  // highest do not take part (Near), so there may be fewer than k.
   std::vector<std::pair<std::int32_t, double>> ranked(const DraftRow& row, std::int64_t k, const Moment& moment) const;
+  // What a draft draws guesses from under rejection: the law, of the near tokens alone; a point mass at T = 0.
+  DraftLaw draft_law(const DraftRow& row, const Moment& moment) const;
 
  private:
   struct Entry {
@@ -99,7 +116,8 @@ class NativeShaping {
   void adjust(std::span<const float> row, const Moment& moment, float* out) const;
   double bias_of(std::int32_t token) const;
   float penalised_logit(double logit, std::int32_t token, std::int64_t written) const;
-  std::vector<std::pair<std::int32_t, double>> race(std::span<const float> row, std::int64_t k, const Moment& moment) const;
+  Near near(const DraftRow& row, const Moment& moment) const;
+  Near near(std::span<const float> logits, std::span<const std::int32_t> known, const Moment& moment) const;
 
   ShapingSettings settings_;
   std::vector<Entry> entries_;
@@ -113,6 +131,8 @@ void log_softmax(std::span<const float> row, std::span<const std::int64_t> token
 
 // At most `count` different tokens drawn from q one after the other: the best of log q + noise. q [V]
 std::vector<std::int32_t> draw_children(std::span<const double> q, std::int64_t count, const Place& place);
+// The same of a law's own tokens: their indices in it.
+std::vector<std::int32_t> draw_children(const DraftLaw& law, std::int64_t count, const Place& place);
 
 // Gumbel noise of tokens 0 ... out.size() - 1.
 void gumbels(const Place& place, std::span<double> out);

@@ -50,6 +50,7 @@ std::uint64_t at_least64(const float* x, float floor) {
 
 }  // namespace
 
-const SamplingKernels sampling_avx2 = {maxima, exps, mass, at_least64, words_of_block, words_at_least, gumbels, add_logs};
+const SamplingKernels sampling_avx2 = {maxima, exps, mass, at_least64, words_of_block, words_at_least, gumbels,
+gumbels_of, add_logs};
 
 }  // namespace outrider

@@ -35,6 +35,9 @@ struct SamplingKernels {
   // Gumbel noise of tokens 0 ... n - 1. [n]
   void (*gumbels)(const Place& place, std::int64_t n, double* out);
 
+  // Gumbel noise of these tokens. [n]
+  void (*gumbels_of)(const Place& place, const std::int32_t* tokens, std::int64_t n, double* out);
+
   // out[i] = log(p[i]) + out[i], or -inf where p[i] is not a positive normal number. [n]
   void (*add_logs)(const double* p, std::int64_t n, double* out);
 };

@@ -60,10 +60,9 @@ struct WordLanes {
   U64 w[4];
 };
 
-// The words of kWidth groups from `group` on.
-inline WordLanes word_lanes(const Place& place, std::uint32_t group) {
-  U64 c0 = splat(std::uint64_t{group});
-  for (int lane = 0; lane < kWidth; ++lane) c0[lane] += static_cast<std::uint64_t>(lane);
+// The words of kWidth groups.
+inline WordLanes word_lanes(const Place& place, U64 groups) {
+  U64 c0 = groups;
   U64 c1 = splat(place.position & 0xFFFFFFFF), c2 = splat(place.position >> 32), c3 = splat(std::uint64_t{place.stream});
   const U64 m0 = splat(std::uint64_t{philox::multiplier0}), m1 = splat(std::uint64_t{philox::multiplier1});
   std::uint32_t k0 = static_cast<std::uint32_t>(place.seed), k1 = static_cast<std::uint32_t>(place.seed >> 32);
@@ -78,6 +77,13 @@ inline WordLanes word_lanes(const Place& place, std::uint32_t group) {
     k1 += philox::weyl1;
   }
   return {{c0, c1 & 0xFFFFFFFF, c2, c3 & 0xFFFFFFFF}};
+}
+
+// The words of kWidth groups from `group` on.
+inline WordLanes word_lanes(const Place& place, std::uint32_t group) {
+  U64 groups = splat(std::uint64_t{group});
+  for (int lane = 0; lane < kWidth; ++lane) groups[lane] += static_cast<std::uint64_t>(lane);
+  return word_lanes(place, groups);
 }
 
 bool maxima(const float* row, std::int64_t blocks, float* out) {
@@ -185,6 +191,32 @@ void gumbels(const Place& place, std::int64_t n, double* out) {
     for (int lane = 0; lane < kWidth; ++lane)
       for (int w = 0; w < 4; ++w)
         if (const std::int64_t token = first + 4 * lane + w; token < n) out[token] = -x[w][lane];
+  }
+}
+
+void gumbels_of(const Place& place, const std::int32_t* tokens, std::int64_t n, double* out) {
+  constexpr int stride = kAbreast * kWidth;
+  for (std::int64_t first = 0; first < n; first += stride) {
+    F64 x[kAbreast];
+    for (int i = 0; i < kAbreast; ++i) {
+      U64 groups{}, of_group{};
+      for (int lane = 0; lane < kWidth; ++lane) {
+        const std::int64_t at = first + i * kWidth + lane;
+        const auto token = static_cast<std::uint64_t>(tokens[at < n ? at : n - 1]);
+        groups[lane] = token / 4;
+        of_group[lane] = token % 4;
+      }
+      const WordLanes lanes = word_lanes(place, groups);
+      U64 words{};
+      for (std::uint64_t w = 0; w < 4; ++w) words |= lanes.w[w] & __builtin_bit_cast(U64, of_group == splat(w));
+      x[i] = (to_double(words) + 0.5) * 0x1p-32;
+    }
+    log_lanes(x);
+    for (F64& part : x) part = -part;
+    log_lanes(x);
+    for (F64& part : x) part = -part;
+    const std::int64_t here = n - first < stride ? n - first : stride;
+    std::memcpy(out + first, x, static_cast<std::size_t>(here) * sizeof *out);
   }
 }
 
