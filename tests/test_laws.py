@@ -27,7 +27,7 @@ from outrider.core import noise, sampling, verify
 from outrider.core.params import SamplingParams
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
-from outrider.runtime import native_sampling
+from outrider.runtime import growth, native_sampling
 
 FALSE_ALARM = 1e-6
 TEXTS = 100_000
@@ -188,8 +188,14 @@ WORLDS: dict[str, tuple[World, tuple[int, ...], int]] = {
 # ---- exact
 
 
-def drafts(world: World, widths: tuple[int, ...]) -> Iterator[tuple[Tree, float]]:
-    """Every tree that can be drawn, with its probability; siblings one after the other without replacement."""
+def drafts(world: World, widths: tuple[int, ...], gain: float | None = None) -> Iterator[tuple[Tree, float]]:
+    """Every tree that can be drawn, with its probability; siblings one after the other without replacement.
+
+    With `gain` nodes have as many children as `growth.siblings` says, at most those widths.
+    """
+
+    def counted(q: np.ndarray, reach: float, width: int) -> int:
+        return width if gain is None else min(width, growth.siblings(q, reach, gain))
 
     def siblings(q: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
         for order in itertools.permutations(np.flatnonzero(q).tolist(), min(count, np.count_nonzero(q))):
@@ -205,21 +211,24 @@ def drafts(world: World, widths: tuple[int, ...]) -> Iterator[tuple[Tree, float]
         if not widths:
             yield Tree(tokens, parents, laws), 1.0
             return
-        choices = [list(siblings(world.draft(history), widths[0])) for _, history in frontier]
+        choices = [
+            list(siblings(world.draft(history), counted(world.draft(history), reach, widths[0])))
+            for _, history, reach in frontier
+        ]
         for picked in itertools.product(*choices):
             new_tokens, new_parents, below = list(tokens), list(parents), []
             mass = 1.0
-            for (node, history), (order, probability) in zip(frontier, picked, strict=True):
+            for (node, history, reach), (order, probability) in zip(frontier, picked, strict=True):
                 mass *= probability
-                for token in order:
-                    below.append((len(new_tokens), (*history, token)))
+                for token, stands in zip(order, growth.standing(world.draft(history), reach, order), strict=True):
+                    below.append((len(new_tokens), (*history, token), stands))
                     new_tokens.append(token)
                     new_parents.append(node)
-            now = laws | {node: world.draft(history) for node, history in frontier}
+            now = laws | {node: world.draft(history) for node, history, _ in frontier}
             for tree, probability in grow(tuple(new_tokens), tuple(new_parents), now, below, widths[1:]):
                 yield tree, mass * probability
 
-    return grow((0,), (-1,), {}, [(0, ())], widths)
+    return grow((0,), (-1,), {}, [(0, (), 1.0)], widths)
 
 
 @dataclass
@@ -293,15 +302,26 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "widths"), EXACT)
-def test_rejection_keeps_the_law_exactly(name, widths):
+# trees whose shape hangs on the laws and on the way to each node
+SHAPED = [
+    ("chain of 3, 5 tokens", (1, 1), 0.3),
+    ("chain of 4, 3 tokens", (2, 2), 0.16),
+    ("partly disjoint", (2, 2), 0.16),
+]
+
+
+@pytest.mark.parametrize(("name", "widths", "gain"), [(*case, None) for case in EXACT] + SHAPED)
+def test_rejection_keeps_the_law_exactly(name, widths, gain):
     """The emitted tokens, continued by the target where a step emits fewer, have the target's joint law to 1e-12."""
     world = WORLDS[name][0]
+    if gain is not None:
+        sizes = {tuple(tree.parents) for tree, _ in drafts(world, widths, gain)}
+        assert len(sizes) > 1, "the shape must hang on what was drawn further up"
     length = len(widths) + 1
     law = dict.fromkeys(itertools.product(range(world.size), repeat=length), 0.0)
     target = world.joint(length)
     whole = 0.0
-    for tree, drawn in drafts(world, widths):
+    for tree, drawn in drafts(world, widths, gain):
         for result, mass in branches(tree, world, []):
             accepted = tuple(tree.tokens[node] for node in result.path)
             whole += drawn * mass

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider import _native
+    from outrider.drafters.base import Request
     from outrider.runtime.load import Loaded
     from outrider.runtime.native import NativeRunner
 
@@ -39,6 +40,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 _BLOCK = 512 << 20  # bytes read for the bandwidth: many times any cache
 _TILE = (512, 512, 1024)  # rows, outputs and inputs of the product that measures arithmetic: it stays in the caches
 _STEPS = 16  # plain steps of the engine per round
+_GUESSES = 32  # of the tree whose bookkeeping is measured
 _DRAWS = 64  # draws of each kind per round
 _KINDS = {
     "greedy": SamplingParams(temperature=0),
@@ -64,18 +66,20 @@ def measure(
     the time against a forward of one row, `of_bandwidth` the speed against this run's own read bandwidth.
     `multiply_gflop_s` is the rate of one thread on a product that stays in its caches, the rounding of the activations
     included. `draw_us` is one draw of a token, by parameters. `python_share` is the part of a plain step of the engine
-    that is neither forward nor draw, for the first dtype. Raises ParameterError for sizes that make no sense,
-    ModelError for the model.
+    that is neither forward nor draw, for the first dtype; `tree_share` is what a tree of 32 guesses adds to that, as a
+    share of a plain step: checking, choosing, feeding, verifying and committing it. Raises ParameterError for sizes
+    that make no sense, ModelError for the model.
     """
     from outrider import _native
     from outrider.runtime.cores import physical_cores
 
     threads = threads or physical_cores()
     _check(context=context, rounds=rounds, **{f"rows {m}": m for m in rows})
-    room = 2 * context + max(rows) + _STEPS + 4 * 64  # the subject's rows and the engine's, each in whole pages
+    # the subject's rows and the engine's, each in whole pages
+    room = 2 * context + max(rows) + _GUESSES + _STEPS + 4 * 64
     models = {dtype: load(model, dtype=dtype, threads=threads, cache_tokens=room) for dtype in dtypes}
     subjects = {dtype: _Subject(loaded, context) for dtype, loaded in models.items()}
-    steps = _Steps(models[dtypes[0]], context)
+    plain, bushy = _Steps(models[dtypes[0]], context), _Steps(models[dtypes[0]], context, _GUESSES)
     draws: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     reader = _native.Reader(_BLOCK)
     counts = sorted({1, threads})
@@ -91,7 +95,8 @@ def measure(
                 forwards[dtype, m].append(subjects[dtype].seconds(m))
         for dtype in dtypes:
             products[dtype].append(_product(dtype))
-        steps.run(_STEPS)
+        plain.run(_STEPS)
+        bushy.run(_STEPS)
         for kind, params in _KINDS.items():
             draws[kind].append(subjects[dtypes[0]].draw(params))
         progress(number + 1, rounds)
@@ -107,7 +112,8 @@ def measure(
         },
         "multiply_gflop_s": {dtype: 2 * np.prod(_TILE) / median(products[dtype]) / 1e9 for dtype in dtypes},
         "draw_us": {kind: median(seconds) * 1e6 for kind, seconds in draws.items()},
-        "python_share": steps.python_share(),
+        "python_share": plain.python_share(),
+        "tree_share": (bushy.python() - plain.python()) / plain.wall(),
     }
 
 
@@ -147,18 +153,30 @@ class _Subject(Forwards):
 
 
 class _Steps:
-    """Plain steps of the engine, the time of the native calls within them set apart."""
+    """Steps of the engine, plain or with a tree of so many guesses. The time of native calls and guessing is set apart.
 
-    def __init__(self, loaded: Loaded, context: int) -> None:
+    The guesses are wrong but by chance, so that such steps write as much as plain ones.
+    """
+
+    def __init__(self, loaded: Loaded, context: int, guesses: int = 0) -> None:
         self._loaded, self._prompt = loaded, filler(context, loaded.runner.config.vocabulary)
+        self._guesses = guesses
+        tokens = filler(guesses, loaded.runner.config.vocabulary)
+        # three siblings to a node: some rows in order, most not
+        self._tree = Tree((0, *tokens), (-1, *(node // 3 for node in range(guesses)))) if guesses else None
         self._wall: list[float] = []
         self._native: list[float] = []
 
     def run(self, steps: int) -> None:
-        engine = Engine.from_loaded(self._loaded, enable_prefix_caching=False)
+        engine = Engine.from_loaded(
+            self._loaded,
+            drafter="none" if self._tree is None else "junk",
+            drafter_options=None if self._tree is None else {"max_draft_tokens": self._guesses},
+            enable_prefix_caching=False,
+        )
         id = engine.add(self._prompt, SamplingParams(max_tokens=steps + 2, ignore_eos=True))
         engine.step()  # the prompt
-        with _timed(self._loaded) as native:
+        with _timed(self._loaded) as native, _guessed(self._tree, native):
             for _ in range(steps):
                 native.clear()
                 began = time.perf_counter()
@@ -166,6 +184,14 @@ class _Steps:
                 self._wall.append(time.perf_counter() - began)
                 self._native.append(sum(native))
         engine.cancel(id)
+
+    def wall(self) -> float:
+        """Seconds of a step."""
+        return median(self._wall)
+
+    def python(self) -> float:
+        """Seconds of a step that are neither native nor guessing."""
+        return median(wall - inside for inside, wall in zip(self._native, self._wall, strict=True))
 
     def python_share(self) -> float:
         shares = [1 - inside / wall for inside, wall in zip(self._native, self._wall, strict=True)]
@@ -201,6 +227,27 @@ def _timed(loaded: Loaded) -> Iterator[list[float]]:
         yield seconds
     finally:
         runner.decoder, native_sampling.prepared = decoder, prepared
+
+
+@contextmanager
+def _guessed(tree: Tree | None, seconds: list[float]) -> Iterator[None]:
+    """Lets the drafter for experiments propose this tree behind each text's end, and adds the time that it takes."""
+    from outrider.drafters.junk import Junk
+
+    propose = Junk.propose
+
+    def proposed(drafter: Junk, batch: Sequence[Request]) -> list[Tree]:
+        assert tree is not None
+        began = time.perf_counter()
+        out = [Tree((request.shaping.tokens[-1], *tree.tokens[1:]), tree.parents) for request in batch]
+        seconds.append(time.perf_counter() - began)
+        return out
+
+    Junk.propose = proposed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Junk.propose = propose  # type: ignore[method-assign]
 
 
 @cache

@@ -223,7 +223,7 @@ def ranked(
     Output i of the row stands for token known[i] of the target's `vocabulary`; without `known`, for token i. At T = 0
     confidence is the softmax of the logits. Above, what the target adds to its logits is known, the same noise: with it
     added to the draft's, the softmax of the sums tells how sure a draw is: shared out over the 16 that come
-    first. Tokens far behind the highest do not take part, which saves most of the noise. Fewer than k if fewer are left.
+    first. Tokens far behind the highest take no part, which saves most of the noise. Fewer than k if fewer are left.
     """
     if known is not None:
         wide = np.full(vocabulary or int(known.max()) + 1, -np.inf, np.float32)

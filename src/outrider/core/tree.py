@@ -125,6 +125,8 @@ class Tree:
 
     def shallow(self, depth: int) -> Tree:
         """Without the nodes deeper than `depth`."""
+        if self.guesses <= depth:
+            return self
         depths = self.depths()
         if max(depths) <= depth:
             return self

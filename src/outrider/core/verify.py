@@ -43,14 +43,14 @@ class Verdict:
 
 def match(tree: Tree, draw: Callable[[int], Draw]) -> Verdict:
     """Follow the target's own draws as far as the tree guessed them. `draw(node)`: the token after the node."""
-    children = tree.children()
+    guessed = {guess: node for node, guess in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     path: list[int] = []
     draws: list[Draw] = []
     node: int | None = 0
     while node is not None:
         own = draw(node)
         draws.append(own)
-        node = next((child for child in children[node] if tree.tokens[child] == own.token), None)
+        node = guessed.get((node, own.token))
         if node is not None:
             path.append(node)
     return Verdict(tuple(path), own.token, tuple(draws))
@@ -154,7 +154,7 @@ def _check(node: int, p: Law, q: Law | None) -> None:
 
 
 class _Support:
-    """q where it is positive: mostly a few hundred of a large vocabulary. Tokens that were tried are taken out of it."""
+    """q where it is positive: mostly a few hundred of a large vocabulary. Tokens that were tried are taken out."""
 
     def __init__(self, q: Law) -> None:
         self._tokens = np.flatnonzero(q)  # ascending

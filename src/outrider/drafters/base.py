@@ -112,6 +112,11 @@ class Context:
     opened: dict[str, Callable[[], str]] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)  # of the target's forwards, by rows
     prefix_caching: bool = False  # whether texts that begin alike share rows, in caches of the drafter's own too
+    prefill_chunk: int = 512  # rows of prompts that a step feeds
+
+    def states_bytes(self, layers: int) -> int:
+        """What the target keeps of its states for a drafter that wants so many layers: those of a step's rows."""
+        return 4 * self.prefill_chunk * layers * self.config.hidden
 
 
 class Drafter(Protocol):

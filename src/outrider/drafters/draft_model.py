@@ -53,7 +53,7 @@ class DraftModel:
                 f"draft_model: width is in [1, {_WIDEST}], depth at least 0 and min_probability in [0, 1)"
             )
         loaded = context.load(name)
-        context.opened[loaded.files.name] = loaded.files.sha256
+        context.opened[loaded.files.name] = loaded.files.digest  # not the files: their tensors are packed and can go
         self.options, self.runner = options, loaded.runner
         differing = difference(context.tokenizer, loaded.tokenizer)
         self._foreign: Retokenised | None = None

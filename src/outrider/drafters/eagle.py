@@ -102,12 +102,17 @@ class EagleDrafter(Follower):
         self._head = context.target.eagle(head, context.files, options.head_dtype)
         self._shared = context.prefix_caching
         self._floats = len(self.wants) * context.config.hidden  # F
+        self._target_states = context.states_bytes(len(self.wants))
         self._texts: dict[int, _Text] = {}
 
     @classmethod
     def forecast(cls, options: EagleOptions, context: Context) -> dict[str, int]:
-        forecast = context.target.eagle_bytes(open_head(Eagle, options.head, context), options.head_dtype)
-        return {f"head {purpose}": size for purpose, size in forecast.items()}
+        head = open_head(Eagle, options.head, context)
+        forecast = context.target.eagle_bytes(head, options.head_dtype)
+        return {
+            **{f"head {purpose}": size for purpose, size in forecast.items()},
+            "target states": context.states_bytes(len(head.config.wants)),
+        }
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
@@ -149,7 +154,8 @@ class EagleDrafter(Follower):
 
     def memory(self) -> dict[str, int]:
         held = sum(part.nbytes for text in self._texts.values() for part in text.parts)
-        return {**{f"head {purpose}": size for purpose, size in self._head.memory().items()}, "states": held}
+        head = {f"head {purpose}": size for purpose, size in self._head.memory().items()}
+        return {**head, "target states": self._target_states, "states": held}
 
     def _known(self, request: Request, length: int) -> list[int]:
         """Pages with the head's rows for the text's first `length` tokens."""

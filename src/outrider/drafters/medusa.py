@@ -55,11 +55,16 @@ class MedusaDrafter(Follower):
         self.options = options
         self.wants: tuple[int, ...] = heads.config.wants
         self._heads = MedusaHeads(heads, context.target, options.head_dtype)
+        self._target_states = context.states_bytes(len(self.wants))
         self._states: dict[int, tuple[int, NDArray[np.float32]]] = {}  # length of the text that the state wrote, [D]
 
     @classmethod
     def forecast(cls, options: MedusaOptions, context: Context) -> dict[str, int]:
-        return {"heads": forecast(open_head(Medusa, options.head, context), context.target, options.head_dtype)}
+        heads = open_head(Medusa, options.head, context)
+        return {
+            "heads": forecast(heads, context.target, options.head_dtype),
+            "target states": context.states_bytes(len(heads.config.wants)),
+        }
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         trees = [Tree.root(request.shaping.tokens[-1]) for request in batch]
@@ -81,7 +86,8 @@ class MedusaDrafter(Follower):
         self._states.pop(sequence, None)
 
     def memory(self) -> dict[str, int]:
-        return {"heads": self._heads.nbytes, "states": sum(state.nbytes for _, state in self._states.values())}
+        held = sum(state.nbytes for _, state in self._states.values())
+        return {"heads": self._heads.nbytes, "target states": self._target_states, "states": held}
 
     def _ready(self, request: Request) -> bool:
         """Whether the state that wrote the last token is at hand, and guesses are wanted."""

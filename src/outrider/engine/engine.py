@@ -521,6 +521,7 @@ class Engine:
             batch_size=self._scheduler.batch_size,
             costs=self._costs,
             prefix_caching=self._prefix_caching,
+            prefill_chunk=self._scheduler.prefill_chunk,
         )
 
     def _forecast_draft(self, name: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from outrider.core.tree import Law, Tree
 from outrider.core.verify import draw_children
 from outrider.runtime.runner import Feed, Scores
 
-__all__ = ["Grower", "Plan", "Sprout", "grow"]
+__all__ = ["Grower", "Plan", "Sprout", "grow", "siblings", "standing"]
 
 _GOLDEN = 0x9E3779B97F4A7C15  # sets the noise of nodes at one depth apart
 
@@ -205,10 +205,8 @@ class _Growth:
         shaping, parent = self.sprout.shaping, self.order[place]
         node = self.nodes[parent]
         law = sampling.draft_law(logits, shaping, node.path)
-        usual = float((law * _standing(law)).sum())  # the chance that a child stands
-        stands, count = math.exp(node.confidence) * usual, 0
-        while count < min(self.plan.width, self._left()) and stands >= self.plan.gain:
-            count, stands = count + 1, stands * (1 - usual)
+        reach = math.exp(node.confidence)
+        count = min(siblings(law, reach, self.plan.gain), self.plan.width, self._left())
         if not count:
             return []
         gumbel = noise.gumbel(
@@ -219,16 +217,32 @@ class _Growth:
             noise.DRAFT,
         )
         self.laws[parent] = law
-        made, left, tested = [], 1.0, 1.0  # mass of the law; chance that the earlier ones are refused
-        for token in draw_children(law, count, gumbel):
-            stands = float(_standing(min(1.0, law[token] / left)))
-            sure = node.confidence + math.log(tested * stands)
-            made.append(_Node(parent, token, sure, node.depth + 1, (*node.path, token)))
-            left, tested = max(left - law[token], 1e-9), max(tested * (1 - stands), 1e-9)
-        return made
+        drawn = draw_children(law, count, gumbel)
+        return [
+            _Node(parent, token, math.log(stands), node.depth + 1, (*node.path, token))
+            for token, stands in zip(drawn, standing(law, reach, drawn), strict=True)
+        ]
 
 
-def _standing(q: Any) -> Any:
-    """The chance that a token stands which the draft drew with chance q: nearer to one, for the draft was taught by the
-    target. Only the shape of trees hangs on it."""
-    return np.sqrt(q)
+def siblings(law: Law, reach: float, gain: float) -> int:
+    """How many children to draw under rejection at a node that is reached with this chance: each comes to stand with
+    the chance `gain` or more. Depends on the law and not on what is drawn from it. [V]
+
+    A token that the draft drew with chance q is taken to stand with the chance sqrt(q): nearer to one than q, for the
+    draft was taught by the target. Only the shape of trees hangs on that.
+    """
+    usual = float((law * np.sqrt(law)).sum())  # the chance that a child stands
+    stands, count = reach * usual, 0
+    while stands >= gain and count < len(law):
+        count, stands = count + 1, stands * (1 - usual)
+    return count
+
+
+def standing(law: Law, reach: float, drawn: Sequence[int]) -> list[float]:
+    """The chance that each of these children, drawn one after the other, comes to stand. [V]"""
+    out, left, tested = [], 1.0, reach  # left: mass of the law; tested: chance that the earlier ones are refused
+    for token in drawn:
+        stands = math.sqrt(min(1.0, float(law[token]) / left))
+        out.append(tested * stands)
+        left, tested = max(left - float(law[token]), 1e-9), max(tested * (1 - stands), 1e-9)
+    return out

@@ -22,6 +22,11 @@ std::int64_t qkv_width(const Shape& s) { return static_cast<std::int64_t>(s.head
 std::int64_t heads_width(const Shape& s) { return static_cast<std::int64_t>(s.heads) * s.head_dim; }
 int padded_head(const Shape& s) { return (s.head_dim + 15) / 16 * 16; }
 
+// Columns of the widest product.
+std::int64_t widest(const Shape& s, const Fusion& fusion) {
+  return std::max<std::int64_t>({s.hidden, heads_width(s), s.intermediate, fusion.states, fusion.version ? 2 * s.hidden : 0});
+}
+
 void check(const Shape& s) {
   const auto refuse = [](const std::string& what) { throw std::invalid_argument("the model has " + what); };
   if (s.layers < 1 || s.outputs < 1 || s.hidden < 1 || s.vocabulary < 1 || s.intermediate < 1) refuse("an empty dimension");
@@ -360,8 +365,7 @@ Decoder::Decoder(Weights weights, Rope rope, KvFormat kv_format, std::int64_t sl
   if (rope_.half() * 2 != weights_.shape.head_dim) throw std::invalid_argument("RoPE has other heads than the model");
   const Shape& s = weights_.shape;
   for (int layer = 0; layer < s.layers; ++layer) all_layers_.push_back(layer);
-  widest_ = std::max<std::int64_t>({s.hidden, heads_width(s), s.intermediate, weights_.fusion.states,
-                                    weights_.fusion.version ? 2 * s.hidden : 0});
+  widest_ = widest(s, weights_.fusion);
   for (int thread = 0; thread < pool_->threads(); ++thread) own_.emplace_back(kOwnRows, widest_);
   make_room(16);
 }
@@ -374,21 +378,25 @@ void Decoder::make_room(int rows) {
   capacity_ = grown;
 }
 
-// A buffer of at least `floats`. A larger one replaces it, and the old lives on in the hands of those who look at it.
+// A buffer of `floats` or more. A larger one replaces it, and the old lives on in the hands of those who look at it.
 float* Decoder::grown(std::shared_ptr<Buffer>& buffer, std::int64_t floats) {
   const auto wanted = static_cast<std::size_t>(floats);
   if (!buffer || buffer->size < wanted) {
-    buffer = std::make_shared<Buffer>(std::max(wanted, buffer ? 2 * buffer->size : std::size_t{0}));
+    buffer = std::make_shared<Buffer>(wanted);
   }
   return buffer->data;
 }
 
 std::size_t Decoder::workspace_bytes(const Shape& shape, const Fusion& fusion, int threads) {
-  return sizeof(float) * Step::floats(shape, fusion, threads, kMaxRows);
+  const std::int64_t columns = widest(shape, fusion);
+  return sizeof(float) * Step::floats(shape, fusion, threads, kMaxRows) + Activations::bytes(kMaxRows, columns) +
+         static_cast<std::size_t>(threads) * Activations::bytes(kOwnRows, columns) +
+         (fusion.version ? sizeof(float) * static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(shape.hidden) : 0);
 }
 
 std::size_t Decoder::workspace_bytes() const {
-  std::size_t bytes = workspace_->arena.bytes() + rope_.bytes();
+  std::size_t bytes = workspace_->arena.bytes() + shared_.bytes() + rope_.bytes();
+  for (const Activations& own : own_) bytes += own.bytes();
   if (logits_) bytes += logits_->arena.bytes();
   if (hidden_) bytes += hidden_->arena.bytes();
   return bytes;

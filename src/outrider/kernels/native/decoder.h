@@ -21,7 +21,7 @@ namespace outrider {
 
 struct Buffer {
   explicit Buffer(std::size_t floats) : size(floats), data(reinterpret_cast<float*>(arena.allocate(4 * floats))) {}
-  Arena arena;
+  Arena arena{true};
   std::size_t size;  // floats
   float* data;
 };
@@ -59,7 +59,7 @@ class Decoder {
 
   std::size_t weight_bytes() const { return weights_.bytes(); }
   std::size_t workspace_bytes() const;
-  // Of a decoder that has met a long prompt, but for its logits and tables.
+  // Of a decoder that has met a long prompt, but for its tables, its logits and a target's states.
   static std::size_t workspace_bytes(const Shape& shape, const Fusion& fusion, int threads);
 
  private:

@@ -295,7 +295,8 @@ class Growth {
     if (!count) return;
     const std::uint64_t seed = shaping.settings().seed ^ (static_cast<std::uint64_t>(question.node) * kGolden);
     const Place place{seed, static_cast<std::uint64_t>(at.position), stream::draft};
-    double left = 1, tested = 1;  // mass of the law; chance that the earlier ones are refused
+    // mass of the law; chance that the earlier ones are refused, over that of the node
+    double left = 1, tested = 1;
     for (const std::int32_t drawn : draw_children(law, count, place)) {
       const double q = law.q[static_cast<std::size_t>(drawn)], stands = standing(std::min(1.0, q / left));
       question.children.push_back({law.tokens[static_cast<std::size_t>(drawn)], std::log(tested * stands)});

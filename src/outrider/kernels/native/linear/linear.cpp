@@ -343,7 +343,7 @@ Linear::Linear(Format format, std::span<const Source> sources, const float* bias
   groups_ = static_cast<int>(round_up(k_, block) / block);
   unit_bytes_ = unit_size(LinearView(*this));
   bytes_ = unit_bytes_ * static_cast<std::size_t>(units_);
-  arena_ = options.arena ? options.arena : std::make_shared<Arena>();
+  arena_ = options.arena ? options.arena : std::make_shared<Arena>(true);
   data_ = arena_->allocate(bytes_);
   if (bias != nullptr) {
     bias_.assign(static_cast<std::size_t>(units_) * kUnit, 0.0f);
@@ -409,9 +409,13 @@ Activations::Activations(int max_rows, std::int64_t max_columns) : max_rows_(max
   if (max_rows < 1 || max_rows > kMaxRows || max_columns < 1)
     refuse("activations of " + std::to_string(max_rows) + " rows x " + std::to_string(max_columns) + " columns: rows from 1 to " +
            std::to_string(kMaxRows));
+  arena_ = std::make_shared<Arena>(true);
+  data_ = arena_->allocate(bytes(max_rows, max_columns));
+}
+
+std::size_t Activations::bytes(int max_rows, std::int64_t max_columns) {
   // The widest form is fp32, padded to 32 columns and to an odd number of lines.
-  arena_ = std::make_shared<Arena>();
-  data_ = arena_->allocate(static_cast<std::size_t>(max_rows * (round_up(max_columns, 32) * 4 + 128)));
+  return static_cast<std::size_t>(max_rows * (round_up(max_columns, 32) * 4 + 128));
 }
 
 void Activations::prepare(const Linear& linear, const float* x, int row) {

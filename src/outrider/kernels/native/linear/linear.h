@@ -58,7 +58,8 @@ inline constexpr int kMaxRows = 512;  // most rows of one multiply
 // page, and the layers of a model lie behind one another in the order of their making.
 class Arena {
  public:
-  Arena() = default;
+  // `single`: each allocation gets memory of its own size, and takes no more than that.
+  explicit Arena(bool single = false) : single_(single) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena();
@@ -70,6 +71,7 @@ class Arena {
     std::uint8_t* data;
     std::size_t size;
   };
+  const bool single_;
   std::vector<Chunk> chunks_;
   std::size_t free_ = 0;  // at the end of the last chunk
   std::size_t used_ = 0;
@@ -132,6 +134,8 @@ class Activations {
   void prepare(const Linear& linear, const float* x, int row);
 
   int max_rows() const { return max_rows_; }
+  std::size_t bytes() const { return arena_ ? arena_->bytes() : 0; }
+  static std::size_t bytes(int max_rows, std::int64_t max_columns);
   const std::uint8_t* data() const { return data_; }
 
  private:
