@@ -4,8 +4,8 @@ Sources: Leviathan et al. 2023 and Chen et al. 2023 (chains, rejection); Miao et
 Li et al. 2024 (EAGLE-2, section 4: grow by cumulative confidence, then re-rank).
 
 Under match verification the draft draws with the target's own noise, so that equal laws give equal tokens. Under
-rejection it draws with noise of its own, and the tree's shape is fixed before anything is drawn: which drawn token
-is tested never depends on what was drawn.
+rejection it draws with noise of its own, and how many guesses a node gets is known before they are drawn: whether a
+drawn token is tested never depends on which one it is.
 """
 
 from __future__ import annotations
