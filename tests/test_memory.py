@@ -39,7 +39,7 @@ print(json.dumps({"told": told, "grown": anonymous() - before}))
 
 @pytest.mark.model
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
-@pytest.mark.parametrize("drafter", ["eagle", "medusa", "draft_model"])
+@pytest.mark.parametrize("drafter", ["eagle", "medusa"])
 def test_a_drafter_takes_the_memory_that_it_said(drafter: str) -> None:
     """Within 5 % and 1 MB of what lies around: small buffers, libraries that are loaded late, the logits of guesses."""
     done = subprocess.run(

@@ -88,9 +88,11 @@ class Observation:
     def hidden(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         """States of the layers in `wants`: the `pending` committed rows, then the tree's nodes 1, 2 ... [n, W, D]
 
-        `rows` picks some of them. A copy, which outlives the scores.
+        `rows`, ascending, picks some of them. A copy, which outlives the scores.
         """
         states = self.scores.hidden(self.feed)
+        if rows is not None and rows and rows[-1] - rows[0] == len(rows) - 1:  # in order: cut, not picked
+            states, rows = states[rows[0] : rows[-1] + 1], None
         chosen = states.copy() if rows is None else states[rows]
         return chosen if self.columns == tuple(range(chosen.shape[1])) else chosen[:, self.columns]
 

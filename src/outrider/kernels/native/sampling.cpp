@@ -295,19 +295,14 @@ class Thresholds {
   std::array<std::uint32_t, kSteps> words_;
 };
 
-// The words of all tokens at one place, made block by block when they are first asked for. Siblings of a draft tree are
-// drawn at the same place, and so is the target's own token after them: this thread's latest places are kept.
+// The words of all tokens at one place, made block by block when they are first asked for. This thread's latest place is
+// kept: one buffer stays in the caches.
 class Noise {
  public:
   static Noise& at(const Place& place, std::int64_t blocks) {
-    thread_local std::array<Noise, 8> latest;
-    thread_local std::size_t oldest = 0;
-    for (Noise& noise : latest)
-      if (noise.is(place) && noise.blocks_ >= blocks) return noise;
-    Noise& noise = latest[oldest];
-    oldest = (oldest + 1) % latest.size();
-    noise.reset(place, blocks);
-    return noise;
+    thread_local Noise latest;
+    if (!latest.is(place) || latest.blocks_ < blocks) latest.reset(place, blocks);
+    return latest;
   }
 
   const std::uint32_t* block(std::int64_t b) {
