@@ -39,10 +39,10 @@ class Decoder:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         """Feeds: (committed rows, pages, pending tokens, tree tokens, tree parents) -> [scored rows, V], [M, W, D]"""
     def grow(
-        self, plan: tuple[int, float, float, Sequence[int], int], sprouts: Sequence[tuple[Any, ...]]
+        self, plan: tuple[int, float, float, Sequence[int], int, float], sprouts: Sequence[tuple[Any, ...]]
     ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], dict[int, NDArray[np.float64]]]]:
-        """A plan (width, least, reach, layers, vocabulary) and sprouts as runtime/native.py writes them -> trees:
-        tokens, parents, chances, laws"""
+        """A plan (width, least, reach, layers, vocabulary, gain) and sprouts as runtime/native.py writes them ->
+        trees: tokens, parents, chances, laws"""
     def move(self, source: Sequence[int], target: Sequence[int]) -> None: ...
     def memory(self) -> dict[str, int]: ...
     @property

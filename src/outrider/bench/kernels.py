@@ -236,7 +236,7 @@ def _guessed(tree: Tree | None, seconds: list[float]) -> Iterator[None]:
 
     propose = Junk.propose
 
-    def proposed(drafter: Junk, batch: Sequence[Request]) -> list[Tree]:
+    def proposed(self: Junk, batch: Sequence[Request]) -> list[Tree]:
         assert tree is not None
         began = time.perf_counter()
         out = [Tree((request.shaping.tokens[-1], *tree.tokens[1:]), tree.parents) for request in batch]
