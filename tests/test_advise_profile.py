@@ -233,6 +233,18 @@ def test_advice_from_a_profile() -> None:
     assert by_profile(made(), "chat", batch=4).rows[0].method == "none"  # rows of a batch are dear in this profile
 
 
+def test_an_engine_that_lacks_the_best_method_gets_the_next() -> None:
+    """`auto` is ours alone: others get what comes behind it, and plain decoding where nothing does."""
+    profile = made()
+    profile.draftings[1] = replace(profile.draftings[1], method="auto")
+    advice = by_profile(profile, "chat", local="tiny")
+    assert [row.method for row in advice.rows] == ["auto", "eagle", "none"]
+    assert advice.ready("outrider") == ("auto", "outrider serve --model tiny --drafter auto")
+    assert advice.ready("vllm")[0] == "eagle"
+    profile.draftings.pop(2)
+    assert by_profile(profile, "chat").ready("llama.cpp") == ("none", "llama-server -m MODEL.gguf")
+
+
 def test_charts_stand_alone() -> None:
     """No script and no address in a page but SVG's namespace; names are escaped; each series has its line."""
     chart = Chart("t", "x", "y", [Series("<a>", [(0, 1), (2, 3)]), Series("b", [(0, 1), (2, 2)], 1, dots=True)], 1.0)

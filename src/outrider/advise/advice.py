@@ -117,6 +117,14 @@ class Advice:
     def best(self) -> Row:
         return self.rows[0]
 
+    def ready(self, engine: str) -> tuple[str, str]:
+        """The best method that the engine has, and its command; if it has none that is worth it, why not the best."""
+        ranked = [row.method for row in self.rows if row.method in self.commands]
+        worth = ranked[: ranked.index("none") + 1]
+        made = {method: self.commands[method][engine] for method in worth}
+        method = next((method for method, command in made.items() if not command.startswith("#")), self.best.method)
+        return method, made[method]
+
 
 @cache
 def _acceptance() -> dict[str, Any]:

@@ -231,6 +231,8 @@ def _print(found: Advice) -> None:
     for line in found.measure:
         print(f"  {line}")
     print(f"\nCommands for {found.best.method}:")
-    for engine, command in found.commands[found.best.method].items():
+    for engine in found.commands[found.best.method]:
         version = f" {LOOKED_UP[engine]}" if engine in LOOKED_UP else ""
-        print(f"  {engine}{version}\n    {command}")
+        method, command = found.ready(engine)
+        other = "" if method == found.best.method else f": no {found.best.method}, so {method}"
+        print(f"  {engine}{version}{other}\n    {command}")
