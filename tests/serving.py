@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from openai import OpenAI
 
 from outrider import Engine
@@ -62,6 +63,15 @@ def serving(engine: Engine | None = None, **settings: Any) -> Iterator[Running]:
     """A server for the time of the block. `settings` are fields of `Settings`."""
     engine = engine or tiny_engine()
     app, service = create_app(engine, Settings(**{"names": (MODEL,), "drafters": OFFERED, **settings}))
+    with hosted(app) as url:
+        running = Running(url, service, engine)
+        with running.client:
+            yield running
+
+
+@contextmanager
+def hosted(app: FastAPI) -> Iterator[str]:
+    """The application at a free port, which is told, for the time of the block."""
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, ws="none")
     )
@@ -71,9 +81,7 @@ def serving(engine: Engine | None = None, **settings: Any) -> Iterator[Running]:
     thread.start()
     try:
         wait_until(lambda: server.started)
-        running = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service, engine)
-        with running.client:
-            yield running
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

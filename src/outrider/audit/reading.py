@@ -16,7 +16,7 @@ from outrider.audit.store import COLUMNS, open_reader
 __all__ = ["KINDS", "Choice", "duration", "moment", "read"]
 
 # in the order in which a server's life writes them
-KINDS = ("ledger", "start", "drafter", "request", "mode", "gap", "disturbance", "checkpoint", "end")
+KINDS = ("ledger", "start", "drafter", "upstream", "request", "mode", "gap", "disturbance", "checkpoint", "end")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _ANONYMOUS = "-"  # stands for requests without a key
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.advise.advice import Advice, Load
     from outrider.advise.shape import Shape
 
-__all__ = ["app"]
+__all__ = ["app", "shape_of"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -143,16 +143,16 @@ def _elsewhere(
     if weights is not None and weights not in BITS:
         raise CommandError(f"--weights: {weights!r} is not one of {', '.join(BITS)}")
     machine = Roofline(hardware_named(hardware), stacks()[software], devices)
-    target, local = _shape(model)
+    target, local = shape_of(model)
     if weights is not None:
         target = target.at(weights)
-    second = None if draft is None else _shape(draft)[0]
+    second = None if draft is None else shape_of(draft)[0]
     if second is not None and weights is not None:
         second = second.at(weights)
     return by_figures(machine, target, load, workload, draft=second, memory_gb=memory, local=local)
 
 
-def _shape(model: str) -> tuple[Shape, str | None]:
+def shape_of(model: str) -> tuple[Shape, str | None]:
     """Of a known name or size, or of a model that lies here; and how this machine knows it."""
     from outrider.advise.shape import ShapeError, from_files, named
     from outrider.cli.drafts import opened

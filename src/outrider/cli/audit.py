@@ -199,7 +199,15 @@ def _request(body: dict[str, Any]) -> tuple[str, str]:
 def _start(body: dict[str, Any]) -> tuple[str, str]:
     model = body.get("model", {})
     code = body.get("code", {}).get("version", "?")
-    return f"{model.get('name')} with {body.get('drafter')}", f"outrider {code}, sha256 {str(model.get('sha256'))[:16]}"
+    there = model.get("upstreams")
+    told = f"sha256 {str(model.get('sha256'))[:16]}" if there is None else f"in front of {len(there)} servers"
+    return f"{model.get('name')} with {body.get('drafter')}", f"outrider {code}, {told}"
+
+
+def _upstream(body: dict[str, Any]) -> tuple[str, str]:
+    about = body.get("about") or {}
+    what = f"{body.get('upstream')} ({body.get('pool')}): {body.get('state')} {body.get('reason')}".rstrip()
+    return what, f"{about.get('kind', '?')} {about.get('version') or ''}, {about.get('root', '?')}"
 
 
 def _mode(body: dict[str, Any]) -> tuple[str, str]:
@@ -219,6 +227,7 @@ _DESCRIBED: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
     "ledger": lambda body: (f"made by {body.get('made_by')}", str(body.get("hash"))),
     "start": _start,
     "drafter": _drafter,
+    "upstream": _upstream,
     "request": _request,
     "mode": _mode,
     "gap": lambda body: ("records that could not be written", f"{body.get('records')} since {body.get('since')}"),

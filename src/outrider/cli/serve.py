@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
+from outrider.cli.front import FrontOptions, check_alone, open_fleet
 from outrider.cli.options import (
     DEFAULT_MODEL,
     DraftOptions,
@@ -126,10 +127,14 @@ class LedgerOptions:
 @flatten
 def serve(
     server: ServerOptions,
+    front: FrontOptions,
     ledger: LedgerOptions,
     engine: EngineOptions,
     draft: DraftOptions,
     model_path: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
+    flags: Annotated[
+        list[str] | None, typer.Argument(metavar="-- FLAGS", help="vLLM's own, behind --, with --backend vllm.")
+    ] = None,
 ) -> None:
     """Serve OpenAI's API: chat and text completions, with streaming.
 
@@ -138,6 +143,8 @@ def serve(
     outrider serve model.gguf --port 8080 --batch-size 16
     outrider serve --host 0.0.0.0 --api-key-file keys.txt --log-json
     outrider serve --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'
+    outrider serve ./qwen3-8b --backend vllm --hardware h100 --plain-replicas 1 -- --tensor-parallel-size 2
+    outrider serve qwen3-8b --upstream http://gpu-1:8000 --plain-upstream http://gpu-2:8000
     """
     from outrider.cli.errors import CommandError
     from outrider.server.app import create_app
@@ -145,7 +152,14 @@ def serve(
     from outrider.server.process import listen, serve
     from outrider.server.settings import Keys, Limits, Settings, check_exposure, is_loopback
 
-    draft = merged(draft, server.speculative_config)
+    passed = list(flags or ())
+    if model_path is not None and model_path.startswith("-"):  # only flags stand behind --
+        passed.insert(0, model_path)
+        model_path = None
+    if not front.asked:
+        draft = merged(draft, server.speculative_config)
+        if passed:
+            raise CommandError(f"MODEL: {passed[0]!r} is one too many; vLLM's flags come with --backend vllm")
     if draft.draft_model is None or "draft_model" not in (server.request_drafters or ""):
         check_draft_model(draft)
     if model_path is not None:
@@ -169,19 +183,22 @@ def serve(
         drain_seconds=server.drain_seconds,
     )
     drafters = _request_drafters(draft.drafter, server.request_drafters)
-    given = {**_plain(server), **_plain(engine), **_plain(draft)}
+    given = {**_plain(server), **_plain(engine), **_plain(draft), **_plain(front)}
+    if front.asked:
+        if model_path is None and engine.model == DEFAULT_MODEL:
+            raise CommandError("MODEL: name the model that the servers at --upstream write with")
+        check_alone(
+            engine,
+            draft,
+            prompt_tokens=server.prompt_tokens,
+            chat_template=server.chat_template,
+            request_drafters=server.request_drafters,
+            ledger_text=ledger.ledger_text,
+        )
     with closing(listen(server.host, server.port)) as listener, _auditing(ledger, given) as auditing:
         configure(server.log_level, as_json=server.log_json)
-        opened = open_engine(
-            engine, draft, batch_size=server.batch_size, enable_prefix_caching=server.enable_prefix_caching
-        )
-        opened.use_profile()
-        for name in drafters if server.request_drafters else ():
-            opened.prepare(name)
-        if server.chat_template is not None:
-            _replace_template(opened, server.chat_template)
         settings = Settings(
-            names=server.served_model_name or _names(engine.model, opened.files.name),
+            names=server.served_model_name or [engine.model],
             drafters=drafters,
             limits=limits,
             keys=keys,
@@ -190,7 +207,24 @@ def serve(
             hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
             auditing=auditing,
         )
-        serve(*create_app(opened, settings), listener)
+        if front.asked:
+            from outrider.scale.front import create_front
+
+            fleet, supervisor = open_fleet(
+                front, engine.model, passed, speculative=server.speculative_config, batch_size=server.batch_size
+            )
+            serve(*create_front(fleet, settings, supervisor), listener)
+            return
+        opened = open_engine(
+            engine, draft, batch_size=server.batch_size, enable_prefix_caching=server.enable_prefix_caching
+        )
+        opened.use_profile()
+        for name in drafters if server.request_drafters else ():
+            opened.prepare(name)
+        if server.chat_template is not None:
+            _replace_template(opened, server.chat_template)
+        names = server.served_model_name or _names(engine.model, opened.files.name)
+        serve(*create_app(opened, replace(settings, names=names)), listener)
 
 
 @contextmanager
@@ -237,7 +271,7 @@ def _auditing(options: LedgerOptions, settings: Mapping[str, Any]) -> Iterator[A
 
 def _plain(options: object) -> dict[str, Any]:
     """A group of options for the ledger, without the keys."""
-    values = {name: value for name, value in vars(options).items() if name != "api_key"}
+    values = {name: value for name, value in vars(options).items() if name not in ("api_key", "upstream_key")}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 

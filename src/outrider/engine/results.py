@@ -76,7 +76,7 @@ class Result:
     logprobs: list[TokenLogprobs] | None
     usage: Usage
     steps: list[Step]
-    seed: int
+    seed: int | None  # None where another server drew it, and did not say
     ttft: float  # seconds from admission to the first token
     seconds: float  # seconds from admission to the last token
     timings: dict[str, float] = field(default_factory=dict)  # seconds by phase: draft, forward, verify

@@ -72,7 +72,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events, each a JSON object; `[DONE]` at the end where `done` says so.
+    """Server-sent events: JSON objects, or bytes that are sent as they are; `[DONE]` at the end if `done`.
 
     The status is sent with the first event: what is refused before it gets a status of its own. A later error is an
     event. A client that has gone, or does not read for `patience` seconds, closes `events` at once.
@@ -80,7 +80,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Mapping[str, Any], None], *, patience: float, done: bool = True) -> None:
+    def __init__(
+        self, events: AsyncGenerator[Mapping[str, Any] | bytes, None], *, patience: float, done: bool = True
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._events, self._patience, self._done = events, patience, done
@@ -130,6 +132,8 @@ def _told(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "code": error.code, "message": error.message, "param": error.parameter}
 
 
-def _event(content: Mapping[str, Any]) -> bytes:
+def _event(content: Mapping[str, Any] | bytes) -> bytes:
+    if isinstance(content, bytes):
+        return content
     name = f"event: {content['type']}\n" if "type" in content else ""
     return f"{name}data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -41,6 +41,7 @@ def visit_of(request: Request) -> Visit:
 class Desk(ABC):
     """One model under its names. Belongs to the event loop. Who writes the texts is the subclass's."""
 
+    fault_code = "engine_ended"  # of the answer where there is a fault
     metrics: Metrics
     history: History | None
     recorder: Recorder | None
@@ -157,7 +158,7 @@ class Desk(ABC):
         """Raise ApiError where so many more texts of the key cannot be taken now."""
         limits = self.settings.limits
         if self.fault is not None:
-            raise ApiError(503, self.fault, code="engine_ended")
+            raise ApiError(503, self.fault, code=self.fault_code, retry_after=self.patience())
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=self.patience())
         if self.recorder is not None and self.recorder.refusal is not None:

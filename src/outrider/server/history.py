@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from outrider.engine.results import Delta, Result, Step
 from outrider.engine.speed import Speed
-from outrider.engine.transitions import Mode, Transition
+from outrider.engine.transitions import Mode, Reason, Transition
 from outrider.server.texts import Texts
 
 __all__ = ["History", "Pages", "Sample", "Writing"]
@@ -68,6 +68,20 @@ class _Acceptance:
             self.right[position] += position < step.accepted
         self.sources.update(step.sources)
 
+    def add_many(self, drafts: int, drafted: int, by_position: Sequence[int]) -> None:
+        """Sums that another server told: as deep as they are on average."""
+        self.drafts += drafts
+        self.drafted += drafted
+        self.accepted += sum(by_position)
+        depth = max(len(by_position), math.ceil(drafted / drafts) if drafts else 0)
+        grow = [0] * (depth - len(self.reached))
+        self.reached += grow
+        self.right += grow
+        for position, right in enumerate(by_position):
+            self.right[position] += right
+        for position in range(depth):
+            self.reached[position] += max(drafts if position * drafts < drafted else 0, *by_position[position:], 0)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "drafts": self.drafts,
@@ -117,6 +131,9 @@ class Writing(Protocol):
     def transitions(self) -> Sequence[Transition]: ...
 
     @property
+    def transition_counts(self) -> Mapping[tuple[str, Mode, Reason], int]: ...
+
+    @property
     def speed(self) -> Speed: ...
 
 
@@ -130,6 +147,7 @@ class History:
         self._ttft: deque[float] = deque(maxlen=_LATENCIES)
         self._itl: deque[float] = deque(maxlen=_LATENCIES)
         self._steps: deque[Step] = deque(maxlen=_STEPS)
+        self._told: deque[tuple[str, int, int, tuple[int, ...]]] = deque(maxlen=_SECONDS)  # of drafts elsewhere
         self._written: WeakKeyDictionary[Texts, int] = WeakKeyDictionary()
         self._ended: Counter[str] = Counter()  # texts, by reason
         self._tokens = self._drafted = self._accepted = 0  # since the start
@@ -148,12 +166,24 @@ class History:
                 self._drafters.add(step.drafter)
         if not delta.tokens:
             return
-        self._tokens += len(delta.tokens)
-        self._written[job] = self._written.get(job, 0) + len(delta.tokens)
+        self.arrived(job, index, len(delta.tokens), now)
+
+    def arrived(self, job: Texts, index: int, tokens: int, now: float) -> None:
+        """A text grew."""
+        self._tokens += tokens
+        self._written[job] = self._written.get(job, 0) + tokens
         if job.begun[index]:
             self._itl.append(now - job.last[index])
         else:
             self._ttft.append(now - job.submitted)
+
+    def guessed(self, drafter: str, drafts: int, drafted: int, by_position: Sequence[int]) -> None:
+        """Drafts of one kind were verified elsewhere; `by_position` are the accepted guesses by their place."""
+        self._told.append((drafter, drafts, drafted, tuple(by_position)))
+        self._drafted += drafted
+        self._accepted += sum(by_position)
+        if drafts:
+            self._drafters.add(drafter)
 
     def ended(self, job: Texts, index: int, result: Result, now: float) -> None:
         """A text has its end."""
@@ -248,6 +278,8 @@ class History:
         found: dict[str, _Acceptance] = {}
         for step in self._steps:
             found.setdefault(step.drafter, _Acceptance()).add(step)
+        for drafter, drafts, drafted, by_position in self._told:
+            found.setdefault(drafter, _Acceptance()).add_many(drafts, drafted, by_position)
         return {drafter: acceptance.as_dict() for drafter, acceptance in found.items()}
 
     def _requests(self, jobs: Iterable[Texts], now: float) -> list[dict[str, Any]]:

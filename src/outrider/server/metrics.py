@@ -6,6 +6,7 @@ calls `metrics.speculative_decoding`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ from outrider.engine.engine import Engine
 from outrider.engine.results import Delta, Result, Step
 
 if TYPE_CHECKING:
+    from outrider.server.history import Writing
     from outrider.server.texts import Texts
 
-__all__ = ["CONTENT_TYPE", "EngineState", "Metrics", "speculative_decoding"]
+__all__ = ["CONTENT_TYPE", "EngineState", "Metrics", "build_info", "progress", "speculative_decoding"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (
@@ -117,10 +119,28 @@ class Metrics:
             return
         self._generated.inc(len(delta.tokens))
         self._step_tokens.observe(len(delta.tokens))
+        self.arrived(job, index, now)
+
+    def arrived(self, job: Texts, index: int, now: float) -> None:
+        """A text grew."""
         if job.begun[index]:
             self._itl.observe(now - job.last[index])
         else:
             self._ttft.observe(now - job.submitted)
+
+    def wrote(self, tokens: int) -> None:
+        """So many tokens were written elsewhere, in steps that cannot be seen from here."""
+        self._generated.inc(tokens)
+
+    def guessed(self, drafts: int, drafted: int, by_position: Sequence[int]) -> None:
+        """Drafts were verified elsewhere; `by_position` are the accepted guesses by their place in the draft."""
+        accepted = sum(by_position)
+        self._drafts.inc(drafts)
+        self._draft_tokens.inc(drafted)
+        self._accepted.inc(accepted)
+        self._wasted.inc(max(0, drafted - accepted))
+        for counter, count in zip(self._by_position(len(by_position)), by_position, strict=True):
+            counter.inc(count)
 
     def ended(self, job: Texts, index: int, result: Result, now: float) -> None:
         """A text has its end, if only by being cancelled."""
@@ -135,7 +155,7 @@ class Metrics:
         self._prompt_lengths.observe(usage.prompt_tokens)
         self._lengths.observe(usage.completion_tokens)
         self._whole.observe(now - job.submitted)
-        if usage.completion_tokens > 1:
+        if usage.completion_tokens > 1 and not math.isnan(result.ttft):
             self._tpot.observe((result.seconds - result.ttft) / (usage.completion_tokens - 1))
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -165,7 +185,7 @@ class EngineState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, model = self._engine, self._model
-        pages, speed = engine.pages, engine.speed
+        pages = engine.pages
 
         def gauge(name: str, help: str, value: float) -> Metric:
             family = GaugeMetricFamily(name, help, labels=["model_name"])
@@ -177,11 +197,7 @@ class EngineState(Collector):
             family.add_metric([model], value)
             return family
 
-        yield gauge("vllm:num_requests_running", "Texts in the batch.", len(engine.running))
-        yield gauge("vllm:num_requests_waiting", "Texts that wait for a place in it.", engine.waiting)
-        yield gauge(
-            "vllm:kv_cache_usage_perc", "Share of the cache's pages in use; 1 is all.", 1 - pages.free / pages.count
-        )
+        yield from progress(model, engine)
         states = GaugeMetricFamily("outrider_cache_pages", "Pages of the cache.", labels=["model_name", "state"])
         free, cached = pages.free, pages.cached
         for state, count in (("used", pages.count - free), ("cached", cached), ("free", free - cached)):
@@ -191,47 +207,71 @@ class EngineState(Collector):
             "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", engine.prefix_queries
         )
         yield counter("vllm:prefix_cache_hits", "Prompt tokens found there.", engine.prefix_hits)
-        yield counter("vllm:num_preemptions", "Texts put back for want of pages.", engine.preemptions)
         yield counter("outrider_steps", "Forwards of the target.", engine.steps)
-        labels = ["model_name", "drafter"]
-        mode = GaugeMetricFamily("outrider_mode", "1 while the drafter drafts, 0 while it does not pay.", labels=labels)
-        for drafter, current in engine.modes.items():
-            mode.add_metric([model, drafter], current == "speculative")
-        yield mode
-        changes = CounterMetricFamily(
-            "outrider_mode_transitions", "Changes of mode, by new mode and reason.", labels=[*labels, "mode", "reason"]
-        )
-        for (drafter, after, reason), count in engine.transition_counts.items():
-            changes.add_metric([model, drafter, after, reason], count)
-        yield changes
         seconds = CounterMetricFamily("outrider_step_seconds", "Seconds in steps.", labels=["model_name", "phase"])
         for phase, value in engine.seconds.items():
             seconds.add_metric([model, phase], value)
         yield seconds
-        for name, help, value in (
-            ("outrider_decoded_tokens", "Tokens of steps that did nothing but decode.", speed.tokens),
-            ("outrider_decode_seconds", "Seconds in those steps.", speed.seconds),
-            (
-                "outrider_compared_decode_seconds",
-                "Of these, with a drafter, while the time of a plain step was known.",
-                speed.compared_seconds,
-            ),
-            (
-                "outrider_plain_decode_seconds",
-                "What their tokens would have taken without guesses; over the compared ones it is the speed-up.",
-                speed.plain_seconds,
-            ),
-        ):
-            family = CounterMetricFamily(name, help, labels=["model_name"])
-            family.add_metric([model], value)
-            yield family
         memory = GaugeMetricFamily("outrider_memory_bytes", "Bytes held, by purpose.", labels=["model_name", "purpose"])
         for purpose, size in self.memory.items():
             memory.add_metric([model, purpose], size)
         yield memory
-        build = GaugeMetricFamily("outrider_build_info", "1, with the version as label.", labels=["version"])
-        build.add_metric([self._version], 1)
-        yield build
+        yield build_info(self._version)
+
+
+def build_info(version: str) -> Metric:
+    """Which Outrider answers."""
+    build = GaugeMetricFamily("outrider_build_info", "1, with the version as label.", labels=["version"])
+    build.add_metric([version], 1)
+    return build
+
+
+def progress(model: str, writing: Writing) -> Iterator[Metric]:
+    """Of whoever writes the texts: load, modes and speed."""
+    pages, speed = writing.pages, writing.speed
+    gauges = (
+        ("vllm:num_requests_running", "Texts in the batch.", len(writing.running)),
+        ("vllm:num_requests_waiting", "Texts that wait for a place in it.", writing.waiting),
+        (
+            "vllm:kv_cache_usage_perc",
+            "Share of the cache's pages in use; 1 is all.",
+            1 - pages.free / pages.count if pages.count else 0.0,
+        ),
+    )
+    for name, help, value in gauges:
+        gauge = GaugeMetricFamily(name, help, labels=["model_name"])
+        gauge.add_metric([model], value)
+        yield gauge
+    labels = ["model_name", "drafter"]
+    mode = GaugeMetricFamily("outrider_mode", "1 while the drafter drafts, 0 while it does not pay.", labels=labels)
+    for drafter, current in writing.modes.items():
+        mode.add_metric([model, drafter], current == "speculative")
+    yield mode
+    changes = CounterMetricFamily(
+        "outrider_mode_transitions", "Changes of mode, by new mode and reason.", labels=[*labels, "mode", "reason"]
+    )
+    for (drafter, after, reason), count in writing.transition_counts.items():
+        changes.add_metric([model, drafter, after, reason], count)
+    yield changes
+    counters = (
+        ("vllm:num_preemptions", "Texts put back for want of pages.", writing.preemptions),
+        ("outrider_decoded_tokens", "Tokens of steps that did nothing but decode.", speed.tokens),
+        ("outrider_decode_seconds", "Seconds in those steps.", speed.seconds),
+        (
+            "outrider_compared_decode_seconds",
+            "Of these, with a drafter, while the time of a plain step was known.",
+            speed.compared_seconds,
+        ),
+        (
+            "outrider_plain_decode_seconds",
+            "What their tokens would have taken without guesses; over the compared ones it is the speed-up.",
+            speed.plain_seconds,
+        ),
+    )
+    for name, help, value in counters:
+        family = CounterMetricFamily(name, help, labels=["model_name"])
+        family.add_metric([model], value)
+        yield family
 
 
 def speculative_decoding(results: Sequence[Result]) -> dict[str, Any] | None:

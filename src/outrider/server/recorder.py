@@ -6,6 +6,7 @@ that nobody waited for. Error messages are left out of rows: they may quote what
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,7 +228,7 @@ class _Served:
                 "stop_token_ids": len(params.stop_token_ids),
                 "logit_bias": len(params.logit_bias),
                 "form": None if params.grammar is None else params.grammar.kind,
-                "seeds": [result.seed for result in results],
+                "seeds": [result.seed for result in results if result.seed is not None],
             },
             "speculation": {
                 "drafter": speculation.drafter,
@@ -263,7 +264,8 @@ def _counts(results: list[Result]) -> dict[str, Any]:
     steps = [step for result in results for step in result.steps]
     drafts = [step for step in steps if step.drafted]
     accepted = sum(step.accepted for step in drafts)
-    written = [result for result in results if result.usage.completion_tokens]
+    # the first token of an answer that another server sent at once was not seen
+    written = [result for result in results if result.usage.completion_tokens and not math.isnan(result.ttft)]
     later = sum(result.usage.completion_tokens - 1 for result in written)
     return {
         "completion_tokens": sum(result.usage.completion_tokens for result in results),
