@@ -40,7 +40,7 @@ class KilledError(Exception):
     """Stands for SIGKILL: nothing of the run's memory survives it."""
 
 
-def session(folder: Path, out: str, files: ModelFiles, **changes: object) -> Session:
+def session(folder: Path, out: str, files: ModelFiles, *, muon: bool = False, **changes: object) -> Session:
     shards = folder / "answers"
     if not shards.exists():
         written = Shards(shards)
@@ -48,14 +48,24 @@ def session(folder: Path, out: str, files: ModelFiles, **changes: object) -> Ses
             written.append(answer)
         written.close()
     settings: dict[str, object] = {"runner": "reference", **changes}
-    return Session(files, [shards], folder / out, Recipe(QUICK), **settings)
+    recipe = Recipe(QUICK | {"train": QUICK["train"] | {"muon": muon}})
+    return Session(files, [shards], folder / out, recipe, **settings)
 
 
-@pytest.mark.parametrize("method", ["train_eagle", "train_medusa", "train_draft"])
-def test_kill_and_resume_gives_the_same_weights(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "muon"),
+    [
+        ("train_eagle", False),
+        ("train_eagle", True),
+        ("train_medusa", False),
+        ("train_medusa", True),
+        ("train_draft", True),
+    ],
+)
+def test_kill_and_resume_gives_the_same_weights(method: str, muon: bool, tmp_path: Path) -> None:
     """Killed after step 6, two steps after its last checkpoint, and resumed: weights, moments and best are equal."""
     files, train = target(), getattr(lesson, method)
-    whole = train(session(tmp_path, "whole", files))
+    whole = train(session(tmp_path, "whole", files, muon=muon))
     assert whole.steps > 8
 
     def die(step: int, steps: int, note: str) -> None:
@@ -63,10 +73,12 @@ def test_kill_and_resume_gives_the_same_weights(method: str, tmp_path: Path) -> 
             raise KilledError
 
     with pytest.raises(KilledError):
-        train(session(tmp_path, "parts", files, progress=die))
+        train(session(tmp_path, "parts", files, muon=muon, progress=die))
     with pytest.raises(TrainError, match="--resume"):
-        train(session(tmp_path, "parts", files))
-    resumed = train(session(tmp_path, "parts", files, resume=True))
+        train(session(tmp_path, "parts", files, muon=muon))
+    with pytest.raises(TrainError, match=f"muon = {muon}"):
+        train(session(tmp_path, "parts", files, muon=not muon, resume=True))
+    resumed = train(session(tmp_path, "parts", files, muon=muon, resume=True))
 
     assert (resumed.steps, resumed.tokens, resumed.best, resumed.best_step) == (
         whole.steps,

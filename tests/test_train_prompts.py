@@ -16,7 +16,8 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.train.answers import Job
 from outrider.train.errors import TrainError
 from outrider.train.passages import passages
-from outrider.train.selfwritten import self_written, self_written_stubs, turn_opening
+from outrider.train.prompts import Prompt
+from outrider.train.selfwritten import follow_ups, self_written, self_written_stubs, turn_opening
 from outrider.train.shards import Answer
 from tiny import tiny_model, write_hf
 
@@ -129,6 +130,33 @@ def test_the_target_writes_user_turns(tokenizer: Tokenizer) -> None:
     begun = self_written(writer(tokenizer, says[:1], seen), tokenizer, 1, openings={"Summarize: ": 1.0})
     assert begun[0].content[0]["content"] == "Summarize:How do boats float?"
     assert begun[0].kind == "self summarize:"
+
+
+def test_the_target_writes_the_next_turn(tokenizer: Tokenizer) -> None:
+    """It answers, and goes on from the opening of the next turn; conversations without an end are left out."""
+    ask = Prompt([{"role": "user", "content": "How do boats float?"}])
+    seen: list[Job] = []
+    says = [("They push water away.", True), ("", True), ("And why do stones sink?", True)]
+
+    def write(jobs: Iterator[Job], max_tokens: int) -> Iterator[Answer]:
+        answering = not seen
+        for job, (text, ended) in zip(jobs, says if answering else says[2:], strict=False):
+            seen.append(job)
+            ids = np.array(tokenizer.encode(text), np.int32)
+            yield Answer(job.number, job.temperature, np.array(job.prompt, np.int32), ids, ended)
+
+    raw = Prompt("def add(a, b):")
+    found = follow_ups(write, tokenizer, [ask, raw, ask])
+    assert [prompt.content for prompt in found] == [
+        [
+            {"role": "user", "content": "How do boats float?"},
+            {"role": "assistant", "content": "They push water away."},
+            {"role": "user", "content": "And why do stones sink?"},
+        ]
+    ]
+    assert len(seen) == 3
+    assert tokenizer.decode(seen[2].prompt).endswith("They push water away.\nuser: ")
+    assert len({job.seed for job in seen}) == 3
 
 
 def test_the_target_writes_functions_up_to_their_docstring(tokenizer: Tokenizer) -> None:

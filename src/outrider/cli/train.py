@@ -84,6 +84,9 @@ def prompts(
     cut: Annotated[
         bool, typer.Option("--cut", help="For self: keep prompts that reach --longest, up to their last full stop.")
     ] = False,
+    turns: Annotated[
+        int, typer.Option(metavar="N", min=1, help="For self: user turns of a conversation, at most.")
+    ] = 1,
     temperature: Annotated[
         float, typer.Option(metavar="T", min=0.1, help="For self and self-code: that they are drawn at.")
     ] = 0.8,
@@ -111,10 +114,12 @@ def prompts(
     elif source in ("self", "self-code"):
         if target is None:
             raise CommandError(f"--from {source}: --target is missing: the model that writes the prompts")
-        if (opening or system) and source == "self-code":
-            raise CommandError("--opening and --system: --from self-code begins with functions; use --from self")
+        if (opening or system or turns > 1) and source == "self-code":
+            raise CommandError(
+                "--opening, --system and --turns: --from self-code begins with functions; use --from self"
+            )
         found = _self_written(
-            source, target, count, opening, system, (longest, cut), temperature, seed, (dtype, threads)
+            source, target, count, opening, system, turns, (longest, cut), temperature, seed, (dtype, threads)
         )[:limit]
     elif not file:
         raise CommandError(f"--from {source}: --file is missing")
@@ -135,6 +140,7 @@ def _self_written(
     count: int,
     openings: list[str] | None,
     system: str,
+    turns: int,
     length: tuple[int, bool],
     temperature: float,
     seed: int,
@@ -145,7 +151,7 @@ def _self_written(
     files = _open(target)
     dtype, threads = machine
     longest, cut = length
-    writer = _writer(files, ("native", dtype, "cpu", threads), BATCH, longest + 256)
+    writer = _writer(files, ("native", dtype, "cpu", threads), BATCH, (2 * turns - 1) * longest + 256)
     with _bar("prompts") as report:
 
         def progress(done: int, total: int) -> None:
@@ -155,7 +161,7 @@ def _self_written(
             return selfwritten.self_written_stubs(
                 writer, files.tokenizer, count, seed, temperature=temperature, longest=longest, progress=progress
             )
-        return selfwritten.self_written(
+        found = selfwritten.self_written(
             writer,
             files.tokenizer,
             count,
@@ -167,6 +173,19 @@ def _self_written(
             temperature=temperature,
             progress=progress,
         )
+        last = found
+        for turn in range(1, turns):
+            last = selfwritten.follow_ups(
+                writer,
+                files.tokenizer,
+                last,
+                seed + 2 * turn,
+                temperature=temperature,
+                longest=longest,
+                progress=progress,
+            )
+            found = [*found, *last]
+        return found
 
 
 @app.command()

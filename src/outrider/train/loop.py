@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,8 @@ PAUSE = 5.0  # times the usual time of a step; the rest of a longer one was a pa
 CHECKPOINT = "checkpoint.safetensors"
 DRAFT_TOKENS = "draft_tokens.json"
 LOG = "log.jsonl"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW, and of Muon
+TABLES = {"embed", "head", "heads"}  # their rows stand for tokens: no maps between states, which is what Muon is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +158,7 @@ class _Run:
     def __init__(self, pupil: Pupil, settings: TrainSettings, folder: Path, *, resume: bool) -> None:
         self.pupil, self.settings, self.folder = pupil, settings, folder
         self.parameters = {name: p for name, p in pupil.module.named_parameters() if p.requires_grad}
-        matrices = [p for p in self.parameters.values() if p.ndim > 1]
-        vectors = [p for p in self.parameters.values() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95))
+        self.optimizers = _optimizers(self.parameters, settings)
         self.state = _State()
         self.path = folder / RUN / CHECKPOINT
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,13 +169,15 @@ class _Run:
 
     def learn(self, batch: Sequence[int], share: float) -> float:
         """One step of descent over these texts; the loss before it."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = _rate(self.settings, self.state.step, share)
+        rate = _rate(self.settings, self.state.step, share)
         loss, tokens = self.pupil.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.pupil.module.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         self.state.step += 1
         self.state.tokens += tokens
         return loss.item()
@@ -200,11 +200,16 @@ class _Run:
         """Write the checkpoint."""
         tensors = {f"weight.{name}": p.detach() for name, p in self.parameters.items()}
         for name, p in self.parameters.items():
-            for moment in MOMENTS:
-                if moment in self.optimizer.state[p]:
-                    tensors[f"{moment}.{name}"] = self.optimizer.state[p][moment]
+            kept = self._optimizer_of(p).state[p]
+            tensors |= {f"{moment}.{name}": kept[moment] for moment in MOMENTS if moment in kept}
         metadata = {"state": json.dumps(asdict(self.state)), "settings": json.dumps(_fixed(self.settings))}
         save_tensors(self.path, tensors, metadata)
+
+    def _optimizer_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """Which of the optimizers moves it."""
+        return next(
+            o for o in self.optimizers if any(p is parameter for group in o.param_groups for p in group["params"])
+        )
 
     def _restore(self) -> _State:
         """Read the checkpoint into weights and moments. Raises TrainError if it is of another training."""
@@ -231,11 +236,28 @@ class _Run:
                         m: file.get_tensor(f"{m}.{name}").to(p.device) for m in MOMENTS if f"{m}.{name}" in shapes
                     }
                     if moments:
-                        self.optimizer.state[p] = {"step": torch.tensor(float(stored["step"])), **moments}
+                        step = {} if "momentum_buffer" in moments else {"step": torch.tensor(float(stored["step"]))}
+                        self._optimizer_of(p).state[p] = {**step, **moments}
         best = stored.pop("best")
         if best is not None:
             best = Acceptance(tuple(best["by_depth"]), best["length"], tuple(best["top"]), best["loss"])
         return _State(**stored, best=best)
+
+
+def _optimizers(parameters: Mapping[str, nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """AdamW for all, or Muon (Jordan 2024) for the matrices that map states to states, at steps as large as AdamW's."""
+    maps, tables, vectors = [], [], []
+    for name, p in parameters.items():
+        table = not settings.muon or TABLES & set(name.split("."))
+        (vectors if p.ndim < 2 else tables if table else maps).append(p)
+    groups = [{"params": tables, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
+    found: list[torch.optim.Optimizer] = []
+    if tables or vectors:
+        found.append(torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95)))
+    if maps:
+        muon = torch.optim.Muon(maps, settings.rate, settings.decay, adjust_lr_fn="match_rms_adamw")
+        found.append(muon)
+    return found
 
 
 def begin_with(folder: Path, module: nn.Module, tokens: Sequence[int]) -> dict[str, int | float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from outrider.train.answers import Job, Writer
@@ -18,7 +18,7 @@ from outrider.train.prompts import Prompt
 if TYPE_CHECKING:
     from outrider.models.tokenizer import Tokenizer
 
-__all__ = ["LONGEST", "OPENINGS", "STUBS", "self_written", "self_written_stubs"]
+__all__ = ["LONGEST", "OPENINGS", "STUBS", "follow_ups", "self_written", "self_written_stubs"]
 
 MARK: Final = "\u2063outrider\u2063"  # stands for a user's words; nothing that a template has or changes
 SHORTEST: Final = 12  # characters of a prompt
@@ -88,7 +88,7 @@ def self_written(
     up to their last full stop: articles are as good without their end. Raises TrainError if the model has
     no chat template, or one in which a user's words cannot be told from the rest.
     """
-    turn = turn_opening(tokenizer, system)
+    turn = turn_opening(tokenizer, [{"role": "system", "content": system}] if system else [])
 
     def prompt(number: int, opening: str, text: str, ended: bool) -> Prompt | None:
         if not ended and cut:
@@ -99,6 +99,42 @@ def self_written(
 
     settings = (count, seed, temperature, longest)
     return _drawn(writer, tokenizer, openings or OPENINGS, lambda number: turn, prompt, settings, progress)
+
+
+def follow_ups(
+    writer: Writer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    seed: int = 0,
+    *,
+    temperature: float = 0.8,
+    longest: int = LONGEST,
+    progress: Callable[[int, int], None] = lambda done, count: None,
+) -> list[Prompt]:
+    """Each conversation one turn longer: the target answers, and then writes what the user says to that.
+
+    Conversations whose answer or next turn finds no end within `longest` tokens are left out.
+    """
+
+    def said(texts: Sequence[list[int]], seed: int) -> dict[int, str]:
+        jobs = (Job(number, text, temperature, seed * 2**32 + number) for number, text in enumerate(texts))
+        found: dict[int, str] = {}
+        for done, answer in enumerate(writer(jobs, longest), start=1):
+            progress(done, len(texts))
+            text = tokenizer.decode(answer.answer.tolist()).strip()
+            if answer.ended and text:
+                found[answer.job] = text
+        return found
+
+    asked = [prompt for prompt in prompts if not isinstance(prompt.content, str)]
+    answers = sorted(said([tokenizer.chat(prompt.content) for prompt in asked], seed).items())
+    told = [[*asked[number].content, {"role": "assistant", "content": text}] for number, text in answers]
+    turns = sorted(said([turn_opening(tokenizer, messages) for messages in told], seed + 1).items())
+    return [
+        Prompt([*told[number], {"role": "user", "content": text}], "self follow-up")
+        for number, text in turns
+        if len(text) >= SHORTEST
+    ]
 
 
 def self_written_stubs(
@@ -164,13 +200,12 @@ def _drawn(
     return [prompt for _, prompt in sorted(found.values(), key=lambda pair: pair[0])]
 
 
-def turn_opening(tokenizer: Tokenizer, system: str = "") -> list[int]:
-    """The tokens of a conversation up to the first character of the user's first turn, behind a `system` message."""
+def turn_opening(tokenizer: Tokenizer, before: Sequence[dict[str, str]] = ()) -> list[int]:
+    """The tokens of a conversation up to the first character of a user's turn, behind the messages `before` it."""
     if tokenizer.template is None:
         raise TrainError("--from self: the target has no chat template; give it prompts of your own with --from jsonl")
-    told = [{"role": "system", "content": system}] if system else []
-    text = tokenizer.apply_chat_template([*told, {"role": "user", "content": MARK}])
-    before, found, _ = text.partition(MARK)
+    text = tokenizer.apply_chat_template([*before, {"role": "user", "content": MARK}])
+    opening, found, _ = text.partition(MARK)
     if not found:
         raise TrainError("--from self: the target's chat template changes the user's words; use --from jsonl")
-    return tokenizer.encode(before, special=True)
+    return tokenizer.encode(opening, special=True)

@@ -36,6 +36,7 @@ class TrainSettings:
     """How a drafter is trained, whatever it is."""
 
     epochs: float = field(default=4.0, metadata={"help": "passes over the texts at most"})
+    muon: bool = field(default=False, metadata={"help": "matrices learn by Muon, but for embeddings and heads"})
     rate: float = field(default=1e-3, metadata={"help": "highest learning rate"})
     warmup: int = field(default=50, metadata={"help": "steps until it is reached"})
     final: float = field(default=0.05, metadata={"help": "share of it that is left at the end"})
