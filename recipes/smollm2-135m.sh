@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes again what is shipped for SmolLM2-135M-Instruct: prompts, answers, EAGLE head, Medusa heads, draft, layers, n-grams.
 # Use: recipes/smollm2-135m.sh OUT [MORE.jsonl ...]     prompts of your own, such as GSM8K's training problems, are taken along
-# Needs npm, and apt for texts that Debian packages; each step goes on where it was if the script is started again.
+# Needs npm, pip, and apt for texts that Debian packages; each step goes on where it was if the script is started again.
 # WITHOUT=bench.jsonl leaves out prompts that you measure with. To see it run: SHARE=0.01 for a hundredth of the texts, and
 # EXTRA="--set train.minutes=0.2 --set data.held=0.3" for all trainings.
 set -euo pipefail
@@ -49,6 +49,12 @@ draw() { # OUT COUNT SEED OPTIONS...
     [ -f "$name.jsonl" ] || $train prompts --from self --target "$target" --dtype int8 --count "$(part "$count")" --seed "$seed" "${without[@]}" "$@" --out "$name.jsonl"
 }
 
+if [ ! -f wiki.jsonl ]; then
+    python -m pip download --quiet --no-deps --only-binary=:all: gensim==4.4.0
+    python -m zipfile -e gensim-*.whl gensim
+    python "$recipes/wiki.py" gensim/gensim/test/test_data/enwiki-latest-pages-articles1*.bz2 wiki.jsonl
+fi
+
 [ -f code.jsonl ] || $train prompts --from stdlib --out code.jsonl
 [ -f facts.jsonl ] || $train prompts --from factbook --folder package --out facts.jsonl
 german=(--file texts/usr/share/debian-reference/debian-reference.de.txt.gz --file texts/usr/share/doc/debian/FAQ/debian-faq.de.txt.gz)
@@ -88,6 +94,15 @@ ask articles-t summarize 560 2
 ask articles-q question 260 2
 ask articles-r rewrite 200 3
 
+# what the last leg adds: conversations of two turns, and articles of an encyclopaedia
+openings=()
+while IFS= read -r opening; do openings+=(--opening "$opening"); done < "$recipes/chats.txt"
+draw chats 1100 102 "${openings[@]}" --turns 2 --longest 160
+options=(--file wiki.jsonl)
+ask wiki-s summarize 600 1
+ask wiki-q question 800 3
+ask wiki-r rewrite 500 5
+
 write() { # FOLDER TOKENS PROMPT FILES, OPTIONS...
     local folder=$1 tokens=$2
     shift 2
@@ -99,6 +114,7 @@ prompts() { # NAMES: the options that give these files
     for name in "$@"; do given+=(--prompts "$name.jsonl"); done
 }
 write tasks 340000 --prompts code.jsonl --prompts facts.jsonl "${more[@]}"
+if [ $# -gt 0 ]; then write problems 115000 "${more[@]}"; fi
 prompts german summaries questions stubs
 write passages 120000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
 prompts turns
@@ -111,8 +127,12 @@ prompts articles-s articles-t articles-q articles-r
 write news 200000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
 prompts handbooks
 write translated 120000 --set answers.max_tokens=160 "${given[@]}"
+prompts chats
+write chatted 214000 "${given[@]}"
+prompts wiki-s wiki-q wiki-r
+write wiki 93000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
 
-# two legs: the first on the tasks and what the target drew, the second on all; then a minute for EAGLE with fewer tokens to guess
+# legs, each with the weights of the one before: the tasks and what the target drew; all texts; those that are not code
 learn() { # METHOD OUT FOLDERS, OPTIONS...
     local method=$1 leg=$2 folders=() folder
     for folder in $3; do folders+=(--answers "$folder"); done
@@ -123,13 +143,22 @@ learn() { # METHOD OUT FOLDERS, OPTIONS...
 }
 first="tasks passages self"
 all="$first asked natural news translated"
-learn eagle eagle-first "$first" --set train.minutes=31.5 --set eagle.draft_vocabulary=8192 --set train.rows=2048
-learn medusa medusa-first "$first" --set train.minutes=14 --set train.rows=2048
-learn draft draft-first "$first" --set train.minutes=23 --set train.rows=2048
-learn eagle eagle-second "$all" --start eagle-first --set eagle.draft_vocabulary=16384
-learn eagle eagle "$all" --start eagle-second --set train.minutes=1 --set train.rate=5e-5 --set train.warmup=5
-learn medusa medusa "$all" --start medusa-first --set train.minutes=10
-learn draft draft "$all" --start draft-first --set train.minutes=6
+last="passages self asked natural news translated chatted wiki"
+[ $# -gt 0 ] && last="problems $last"
+adam="--set train.muon=false --set train.rows=3072 --set train.warmup=60 --set train.final=0.05"
+# shellcheck disable=SC2086
+{
+    learn eagle eagle-first "$first" $adam --set train.rate=1e-3 --set train.minutes=31.5 --set train.rows=2048
+    learn medusa medusa-first "$first" $adam --set train.rate=5e-4 --set train.minutes=14 --set train.rows=2048
+    learn draft draft-first "$first" $adam --set train.rate=5e-4 --set train.minutes=23 --set train.rows=2048
+    learn eagle eagle-second "$all" --start eagle-first $adam --set train.rate=1e-3 --set train.minutes=55 --set eagle.draft_vocabulary=16384
+    learn medusa medusa-second "$all" --start medusa-first $adam --set train.rate=5e-4 --set train.minutes=10
+    learn draft draft-second "$all" --start draft-first $adam --set train.rate=5e-4 --set train.minutes=6
+    learn eagle eagle-third "$all" --start eagle-second $adam --set train.rate=8e-4 --set train.minutes=20
+}
+learn eagle eagle "$last" --start eagle-third
+learn medusa medusa "$last" --start medusa-second
+learn draft draft "$last" --start draft-second
 learn layer-skip layer-skip "$first"
 folders=()
 for folder in $all; do folders+=(--answers "$folder"); done

@@ -246,7 +246,9 @@ class _Run:
 
 def _optimizers(parameters: Mapping[str, nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW for all, or Muon (Jordan 2024) for the matrices that map states to states, at steps as large as AdamW's."""
-    maps, tables, vectors = [], [], []
+    maps: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for name, p in parameters.items():
         table = not settings.muon or TABLES & set(name.split("."))
         (vectors if p.ndim < 2 else tables if table else maps).append(p)
