@@ -126,9 +126,9 @@ def follow_ups(
                 found[answer.job] = text
         return found
 
-    asked = [prompt for prompt in prompts if not isinstance(prompt.content, str)]
-    answers = sorted(said([tokenizer.chat(prompt.content) for prompt in asked], seed).items())
-    told = [[*asked[number].content, {"role": "assistant", "content": text}] for number, text in answers]
+    asked = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
+    answers = sorted(said([tokenizer.chat(messages) for messages in asked], seed).items())
+    told = [[*asked[number], {"role": "assistant", "content": text}] for number, text in answers]
     turns = sorted(said([turn_opening(tokenizer, messages) for messages in told], seed + 1).items())
     return [
         Prompt([*told[number], {"role": "user", "content": text}], "self follow-up")
