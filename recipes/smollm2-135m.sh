@@ -128,9 +128,9 @@ write news 200000 --set answers.longest_prompt=1000 --set answers.max_tokens=160
 prompts handbooks
 write translated 120000 --set answers.max_tokens=160 "${given[@]}"
 prompts chats
-write chatted 214000 "${given[@]}"
+write chatted 229000 "${given[@]}"
 prompts wiki-s wiki-q wiki-r
-write wiki 93000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
+write wiki 100000 --set answers.longest_prompt=1000 --set answers.max_tokens=160 "${given[@]}"
 
 # legs, each with the weights of the one before: the tasks and what the target drew; all texts; those that are not code
 learn() { # METHOD OUT FOLDERS, OPTIONS...
