@@ -659,3 +659,19 @@ def test_spans_and_moments() -> None:
     for text in ("0d", "90", "d", "-1d", "1y"):
         with pytest.raises(LedgerError, match="--x"):
             duration("--x", text)
+
+
+def test_several_ledgers_are_verified_each_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = tmp_path / "a-1.db", tmp_path / "a-2.db"
+    filled(one)
+    head = filled(two)
+    assert main(["audit", "verify", str(one), str(two)]) == 0
+    told = capsys.readouterr().out
+    assert f"{one}:" in told
+    assert told.count("intact;") == 2
+    with tampering(two) as file:
+        file.execute("DELETE FROM ledger WHERE number = 5")
+    assert main(["audit", "verify", str(one), str(two)]) == 1
+    assert "NOT INTACT" in capsys.readouterr().out.partition(f"{two}:")[2]
+    assert main(["audit", "verify", str(one), str(two), "--head", str(head)]) == 2
+    assert "--head: it belongs to one chain, and 2 ledgers are given" in capsys.readouterr().err

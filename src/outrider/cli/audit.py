@@ -21,6 +21,12 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(metavar="LEDGER", envvar="OUTRIDER_LEDGER", help="The file that --ledger named.")]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="LEDGER...", envvar="OUTRIDER_LEDGER", help="The files that --ledger named, or its replicas."
+    ),
+]
 Since = Annotated[
     str | None, typer.Option(metavar="TIME", help="From then on: 2h, 7d, 2026-11-30 or 2026-11-30T08:15 (UTC).")
 ]
@@ -44,6 +50,7 @@ def audit() -> None:
     \b
     outrider audit show ledger.db --since 2h --kind request
     outrider audit verify ledger.db --head 130:5f0c...
+    outrider audit verify ledger-*.db
     outrider audit export ledger.db --out ledger.csv
     outrider audit report ledger.db --out report.html
     """
@@ -69,12 +76,26 @@ def show(
 
 
 @app.command()
-def verify(ledger: File, head: Kept = None, key_file: KeyFile = None) -> None:
-    """Recompute the chain and name each row that is not as it was written.
+def verify(ledgers: Files, head: Kept = None, key_file: KeyFile = None) -> None:
+    """Recompute the chain and name each row that is not as it was written. Several ledgers: each has its own chain.
 
-    Exit code 0: intact. 1: it is not. 2: no ledger, or the key is missing.
+    Exit code 0: intact. 1: one is not. 2: no ledger, or the key is missing.
     """
-    verdict = _verdict(ledger, head, key_file)
+    from outrider.cli.errors import CommandError
+
+    if head is not None and len(ledgers) > 1:
+        raise CommandError(f"--head: it belongs to one chain, and {len(ledgers)} ledgers are given")
+    intact = True
+    for ledger in ledgers:
+        if len(ledgers) > 1:
+            print(f"{ledger}:")
+        intact &= _told(_verdict(ledger, head, key_file), head)
+    if not intact:
+        raise typer.Exit(1)
+
+
+def _told(verdict: Verdict, head: str | None) -> bool:
+    """Print what was found; whether the chain is intact."""
     for finding in verdict.findings:
         print(finding)
     if verdict.more:
@@ -87,8 +108,9 @@ def verify(ledger: File, head: Kept = None, key_file: KeyFile = None) -> None:
         print(f"{verdict.open_ends} server run(s) without an end: killed, crashed, or still running")
     if not verdict.intact:
         print("NOT INTACT")
-        raise typer.Exit(1)
-    print("intact" if head else "intact; rows cut off at the end show only against a head kept elsewhere (--head)")
+    else:
+        print("intact" if head else "intact; rows cut off at the end show only against a head kept elsewhere (--head)")
+    return verdict.intact
 
 
 @app.command()

@@ -46,7 +46,10 @@ class FrontOptions:
     backend: Annotated[
         Literal["native", "vllm"], Option(help="Who writes the texts: the engine here, or vLLM servers started here.")
     ] = "native"
-    replicas: Annotated[int, Option(metavar="N", min=0, help="With --backend vllm: servers that speculate.")] = 1
+    replicas: Annotated[
+        int,
+        Option(metavar="N", min=0, help="With --backend vllm: servers that speculate. With --ray: at least so many."),
+    ] = 1
     plain_replicas: Annotated[int, Option(metavar="N", min=0, help="And servers that do not, to fall back to.")] = 0
     vllm: Annotated[str, Option(metavar="PROGRAM", help="vLLM's command.")] = "vllm"
     hardware: Annotated[

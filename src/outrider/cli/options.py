@@ -281,3 +281,18 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def words_of(group: Any) -> list[str]:
+    """The command line that gives a group of options its values; those that are as usual are left out."""
+    words: list[str] = []
+    for field in fields(group):
+        value = getattr(group, field.name)
+        if value == field.default:
+            continue
+        name = "--" + field.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(name if value else "--no-" + name.removeprefix("--"))
+        else:
+            words += [f"{name}={one}" for one in (value if isinstance(value, list) else [value])]
+    return words

@@ -19,12 +19,13 @@ from outrider.cli.options import (
     check_draft_model,
     flatten,
     open_engine,
+    words_of,
 )
 from outrider.cli.speculative_config import merged
 
 if TYPE_CHECKING:
     from outrider import Engine
-    from outrider.server.settings import Auditing
+    from outrider.server.settings import Auditing, Keys
 
 __all__ = ["app"]
 
@@ -123,12 +124,27 @@ class LedgerOptions:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """Several of it, by Ray Serve."""
+
+    ray: Annotated[
+        bool, Option("--ray", help="Serve by Ray Serve: on RAY_ADDRESS's cluster, or here. Needs ray[serve].")
+    ] = False
+    max_replicas: Annotated[
+        int | None,
+        Option(metavar="N", min=1, help="With --ray: as many at most, as the queue grows.  [default: --replicas]"),
+    ] = None
+    replica_cpus: Annotated[float, Option(metavar="N", help="With --ray: cores that a replica reserves.")] = 1.0
+
+
 @app.command()
 @flatten
 def serve(
     server: ServerOptions,
     front: FrontOptions,
     ledger: LedgerOptions,
+    scale: RayOptions,
     engine: EngineOptions,
     draft: DraftOptions,
     model_path: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
@@ -145,12 +161,13 @@ def serve(
     outrider serve --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'
     outrider serve ./qwen3-8b --backend vllm --hardware h100 --plain-replicas 1 -- --tensor-parallel-size 2
     outrider serve qwen3-8b --upstream http://gpu-1:8000 --plain-upstream http://gpu-2:8000
+    outrider serve --ray --replicas 2 --max-replicas 8 --threads 4 --replica-cpus 4
     """
     from outrider.cli.errors import CommandError
     from outrider.server.app import create_app
     from outrider.server.logs import configure
     from outrider.server.process import listen, serve
-    from outrider.server.settings import Keys, Limits, Settings, check_exposure, is_loopback
+    from outrider.server.settings import Keys, Limits, Settings, check_exposure
 
     passed = list(flags or ())
     if model_path is not None and model_path.startswith("-"):  # only flags stand behind --
@@ -170,6 +187,16 @@ def serve(
         engine = replace(engine, model=model_path)
     keys = Keys.read(server.api_key or (), server.api_key_file)
     check_exposure(server.host, keys, allow_anonymous=server.allow_anonymous)
+    if scale.ray:
+        if front.asked:
+            raise CommandError("--ray: it is for engines of ours; leave out --upstream, --plain-upstream and --backend")
+        # where Ray's proxy listens is not the replicas' to know, and the drafter is chosen by now
+        own = replace(server, host=ServerOptions.host, port=ServerOptions.port, speculative_config=None)
+        words = [word for group in (own, ledger, engine, draft) for word in words_of(group)]
+        _serve_by_ray(server, scale, front.replicas, words)
+        return
+    if scale != RayOptions():
+        raise CommandError("--max-replicas, --replica-cpus: they come with --ray")
     limits = Limits(
         body_bytes=server.body_bytes,
         prompt_tokens=server.prompt_tokens,
@@ -204,7 +231,7 @@ def serve(
             keys=keys,
             cors_origins=server.cors_origin or (),
             dashboard=server.dashboard,
-            hosts=("localhost", "127.0.0.1", "::1") if is_loopback(server.host) and not keys else (),
+            hosts=("localhost", "127.0.0.1", "::1") if _is_private(server, keys) else (),
             auditing=auditing,
         )
         if front.asked:
@@ -225,6 +252,36 @@ def serve(
             _replace_template(opened, server.chat_template)
         names = server.served_model_name or _names(engine.model, opened.files.name)
         serve(*create_app(opened, replace(settings, names=names)), listener)
+
+
+def _serve_by_ray(server: ServerOptions, scale: RayOptions, replicas: int, words: list[str]) -> None:
+    """Each replica is this command with the same options. Raises CommandError."""
+    from outrider.cli.errors import CommandError
+
+    if server.api_key:
+        raise CommandError("--api-key: Ray shows it in its own pages; use --api-key-file with --ray")
+    try:
+        from outrider.scale import ray
+    except ModuleNotFoundError as error:
+        raise CommandError(f"--ray: {error.name} is not installed; pip install 'ray[serve]'") from None
+    from pydantic import ValidationError
+
+    from outrider.scale.deployment import Options
+
+    try:
+        options = Options(
+            options=words,
+            replicas=replicas,
+            max_replicas=scale.max_replicas,
+            requests=float(server.batch_size),
+            max_requests=server.batch_size + server.queue,
+            cpus=scale.replica_cpus,
+            body_bytes=server.body_bytes,
+            drain_seconds=server.drain_seconds,
+        )
+    except ValidationError as error:
+        raise CommandError(f"--ray: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    ray.run(options, server.host, server.port)
 
 
 @contextmanager
@@ -267,6 +324,13 @@ def _auditing(options: LedgerOptions, settings: Mapping[str, Any]) -> Iterator[A
                 "settings": settings,
             },
         )
+
+
+def _is_private(server: ServerOptions, keys: Keys) -> bool:
+    """Whether only this machine may call: then no other name for it is answered."""
+    from outrider.server.settings import is_loopback
+
+    return is_loopback(server.host) and not keys and not server.allow_anonymous
 
 
 def _plain(options: object) -> dict[str, Any]:
