@@ -52,7 +52,8 @@ def conversation_of(headers: Mapping[str, str], body: bytes) -> str:
         messages = fields.get("messages")
         # what a conversation begins with: the system's message, if there is one, and the user's first
         shown = fields if messages is None else {**fields, "messages": messages[:2]}
-        return prefixes_of(shown)[-1 if messages else 0].hex()
+        name, _ = prefixes_of(shown)[-1 if messages else 0]
+        return name.hex()
     except (ValueError, TypeError, AttributeError, LookupError):
         return uuid.uuid4().hex
 
