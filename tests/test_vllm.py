@@ -75,7 +75,8 @@ MORE = ("Name three rivers.", "Count from 1 to 12.", "What is a lighthouse?", "L
 
 def texts(url: str) -> list[str]:
     """Of 20 conversations, greedily."""
-    asked = [prompt.content for prompt in read_prompts(PROMPTS)] + [[{"role": "user", "content": it}] for it in MORE]
+    asked = [prompt.content for prompt in read_prompts(PROMPTS, chat=True)]
+    asked += [[{"role": "user", "content": text}] for text in MORE]
     assert len(asked) == 20
     out = []
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
