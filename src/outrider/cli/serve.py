@@ -222,6 +222,9 @@ def serve(
             request_drafters=server.request_drafters,
             ledger_text=ledger.ledger_text,
         )
+        fleet, supervisor = open_fleet(
+            front, engine.model, passed, speculative=server.speculative_config, batch_size=server.batch_size
+        )
     with closing(listen(server.host, server.port)) as listener, _auditing(ledger, given) as auditing:
         configure(server.log_level, as_json=server.log_json)
         settings = Settings(
@@ -237,9 +240,6 @@ def serve(
         if front.asked:
             from outrider.scale.front import create_front
 
-            fleet, supervisor = open_fleet(
-                front, engine.model, passed, speculative=server.speculative_config, batch_size=server.batch_size
-            )
             serve(*create_front(fleet, settings, supervisor), listener)
             return
         opened = open_engine(
