@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from heads import ngrams
 from outrider import SamplingParams
 from outrider.core.shaping import Shaping
 from outrider.core.tree import Tree
 from outrider.drafters import auto as module
 from outrider.drafters.auto import Auto, AutoOptions
 from outrider.drafters.base import DrafterError, Observation, Options, Request, Stateless
-from rigs import engine, files
+from rigs import engine
 
 PASSAGE = list(range(10, 50))
 
@@ -193,23 +191,3 @@ def test_only_a_head_that_was_named_must_fit(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DrafterError, match="no head for this target"):
         engine(drafter="auto", drafter_options={"head": "somewhere"})
     assert AutoOptions().head == ""
-
-
-def test_counts_of_the_targets_answers_stand_behind_the_texts_own_past(tmp_path: Path) -> None:
-    """Told before it is loaded, guessed from where the text has nothing, and no change to the text."""
-    ngrams(tmp_path, files())
-    plain, params = engine(), SamplingParams(max_tokens=40, ignore_eos=True)
-    (expected,) = plain.generate([PASSAGE[:5]], params)
-    options = {"table": str(tmp_path), "row_cost": 0.01}
-    e = engine(drafter="auto", drafter_options=options)
-    (got,) = e.generate([PASSAGE[:5]], params)
-    assert got.tokens == expected.tokens
-    assert sum(step.drafted for step in got.steps) > 0
-    assert e.forecast("auto")["n-grams"] == e.memory()["auto: n-grams"] > 0
-    without = engine(drafter="auto", drafter_options={**options, "table": "none"})
-    assert "auto: n-grams" not in without.memory()
-
-
-def test_a_table_by_name_must_be_one(tmp_path: Path) -> None:
-    with pytest.raises(DrafterError, match="ngram_model"):
-        engine(drafter="auto", drafter_options={"table": str(tmp_path / "none")})

@@ -1,10 +1,9 @@
 """The default: per step, the guesses that pay most, from the text itself, from a learned head, from both or from none.
 
-What stood before in the text is looked up at little cost (`suffix`), and behind it what the target usually says next,
-where such counts come with it (`ngram_model`); a head that fits the target (`eagle`) guesses what is new, and costs
-time. All say how likely each of their guesses is, and are believed as far as earlier guesses of the same kind came
-true. The head is asked while it raises tokens per second in this text (`pace`), where the looked-up guesses leave
-something to win. The two trees are merged, and the likeliest nodes are kept for as long as they raise tokens per
+What stood before in the text is looked up at little cost (`suffix`); a head that fits the target (`eagle`) guesses what
+is new, and costs time. Both say how likely each of their guesses is, and are believed as far as earlier guesses of the
+same kind came true. The head is asked while it raises tokens per second in this text (`pace`), where the suffix match
+leaves something to win. The two trees are merged, and the likeliest nodes are kept for as long as they raise tokens per
 second. (Combining by length of match: Hu et al. 2024, SAM-Decoding, section 3.4; here both sides are weighed by
 probability.)
 """
@@ -22,10 +21,8 @@ from outrider.drafters import registry
 from outrider.drafters.base import Context, Drafter, DrafterError, Follower, Observation, PricedOptions, Request
 from outrider.drafters.calibration import Agreement, Calibration, share
 from outrider.drafters.costs import paying
-from outrider.drafters.ngram_model import open_ngrams
 from outrider.drafters.pace import Paces
 from outrider.drafters.suffix import Guesses, Suffix, SuffixOptions
-from outrider.models.ngrams import Ngrams
 
 __all__ = ["DRAFTER"]
 
@@ -39,10 +36,6 @@ class AutoOptions(PricedOptions):
     max_draft_tokens: int = field(default=32, metadata={"help": "guesses per step at most; fewer where it pays"})
     head: str = field(
         default="", metadata={"help": "folder of an EAGLE head; empty: the one shipped for the model, if any; none: no"}
-    )
-    table: str = field(
-        default="",
-        metadata={"help": "folder of an n-gram model; empty: the one shipped for the model, if any; none: no"},
     )
     memory_mb: float = field(
         default=0.0,
@@ -124,8 +117,7 @@ class Auto(Follower):
 
     def __init__(self, options: AutoOptions, context: Context) -> None:
         self.options = options
-        self._ngrams = _ngrams(options, context)
-        self._suffix = Suffix(_suffix_options(options), context, self._ngrams)
+        self._suffix = Suffix(_suffix_options(options), context)
         self._costs = self._suffix.costs
         self._steps = context.costs  # of the engine, whatever a row is said to cost
         self._head = _head(options, context)
@@ -138,9 +130,8 @@ class Auto(Follower):
 
     @classmethod
     def forecast(cls, options: AutoOptions, context: Context) -> dict[str, int]:
-        ngrams = _ngrams(options, context)
-        looked_up = Suffix.forecast(_suffix_options(options), context)
-        return {**_bytes_of(ngrams), **looked_up, **_forecast_head(options, context)}
+        head = Suffix.forecast(_suffix_options(options), context)
+        return {**head, **_forecast_head(options, context)}
 
     def propose(self, batch: Sequence[Request]) -> list[Tree]:
         texts = max(len(batch), self._steps.texts)
@@ -198,7 +189,7 @@ class Auto(Follower):
             self._head.skip(request, length)
 
     def memory(self) -> dict[str, int]:
-        return {**_bytes_of(self._ngrams), **self._suffix.memory(), **(self._head.memory() if self._head else {})}
+        return {**self._suffix.memory(), **(self._head.memory() if self._head else {})}
 
     def _curve(self, request: Request) -> Sequence[float]:
         # under rejection the text depends on the guesses: only what is the same in every run may choose them
@@ -341,22 +332,6 @@ def _children(parents: Sequence[int]) -> list[list[int]]:
         if parent >= 0:
             out[parent].append(node)
     return out
-
-
-def _ngrams(options: AutoOptions, context: Context) -> Ngrams | None:
-    """What the looked-up guesses end with where the text itself knows no more. Raises DrafterError for one by name."""
-    if options.table == "none":
-        return None
-    try:
-        return open_ngrams(options.table, context)
-    except DrafterError:
-        if options.table:
-            raise
-        return None  # none comes with the package for this model
-
-
-def _bytes_of(ngrams: Ngrams | None) -> dict[str, int]:
-    return {} if ngrams is None else {"n-grams": ngrams.bytes}
 
 
 def _suffix_options(options: AutoOptions) -> SuffixOptions:
