@@ -8,6 +8,8 @@ Sources: Ray Serve's guides on application builders, autoscaling, and custom req
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import ray
@@ -25,6 +27,8 @@ from outrider.server.errors import ApiError
 
 __all__ = ["Options", "app", "run"]
 
+log = logging.getLogger("outrider.scale")
+
 APPLICATION = "outrider"
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
@@ -35,20 +39,30 @@ class Engine:
     async def __init__(self, options: Options) -> None:  # type: ignore[misc]  # Ray awaits it
         model = [] if options.model is None else [f"--model={options.model}"]
         words = [*options.options, *model, f"--drain-seconds={options.drain_seconds}"]
-        self._replica = await Replica.start(command_of(words, _replica_name()))
+        self._command = command_of(words, _replica_name())
+        self._starting = asyncio.Lock()
+        self._replica = await Replica.start(self._command)
+
+    async def _running(self) -> Replica:
+        """The replica, begun anew if its process has ended: that takes seconds, and whoever asks again waits for it."""
+        async with self._starting:
+            if not self._replica.alive:
+                log.warning("the engine's process ended; it is started again")
+                self._replica = await Replica.start(self._command)
+            return self._replica
 
     async def check_health(self) -> None:
-        """Raises when the process has ended: Ray then takes the replica away and begins another."""
-        await self._replica.check()
+        """Raises where the process does not answer, or cannot begin anew: Ray then begins another replica."""
+        await (await self._running()).check()
 
     async def answer(self, request: Request) -> AsyncIterator[Head | bytes]:
         """The answer, as it comes."""
-        async for part in self._replica.answer(request):
+        async for part in (await self._running()).answer(request):
             yield part
 
     async def whole(self, request: Request) -> tuple[str, bytes]:
         """This replica's name, and the body of its answer."""
-        parts = [part async for part in self._replica.answer(request) if isinstance(part, bytes)]
+        parts = [part async for part in (await self._running()).answer(request) if isinstance(part, bytes)]
         return _replica_name(), b"".join(parts)
 
     async def __del__(self) -> None:
