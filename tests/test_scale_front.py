@@ -236,6 +236,13 @@ def test_killing_an_upstream_under_load_leaves_no_request_without_an_answer(tmp_
         (["m", "--upstream", "http://a:1", "--dtype", "int8"], "--dtype"),
         (["m", "--upstream", "http://a:1", "--drafter", "ngram"], "--drafter"),
         (["m", "--upstream", "http://a:1", "--prompt-tokens", "9"], "--prompt-tokens"),
+        (["m", "--upstream", "http://a:1", "--no-enable-prefix-caching"], "--no-enable-prefix-caching"),
+        (["m", "--upstream", "http://a:1", "--hardware", "h100"], "--hardware: it comes with --backend vllm"),
+        (["m", "--upstream", "http://a:1", "--replicas", "3"], "--replicas: it comes with --backend vllm or --ray"),
+        (["--plain-replicas", "2"], "--plain-replicas: it comes with --backend vllm"),
+        (["--vllm", "x"], "--vllm: it comes with --backend vllm"),
+        (["--ray", "--plain-replicas", "2"], "--plain-replicas: it comes with --backend vllm"),
+        (["--upstream-key", "k"], "--upstream-key: it comes with --upstream or --plain-upstream"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from outrider.cli.errors import CommandError
 from outrider.cli.options import DraftOptions, EngineOptions
+from outrider.cli.speculative_config import read_object
 
 if TYPE_CHECKING:
     from outrider.scale.fleet import Fleet
     from outrider.scale.supervise import Child, Supervisor
     from outrider.scale.upstream import Pool
 
-__all__ = ["FrontOptions", "check_alone", "open_fleet"]
+__all__ = ["FrontOptions", "check_alone", "check_way", "open_fleet"]
 
+UPSTREAM_KEY = "OUTRIDER_UPSTREAM_KEY"
 _OWN_PLACES = 8  # texts at once of our own engine, by default
 _PLACES = 256  # of an upstream: vLLM's own default
 
@@ -40,7 +42,7 @@ class FrontOptions:
         Option(metavar="URL", help="The same, of one that does not speculate: where requests go while that pays."),
     ] = None
     upstream_key: Annotated[
-        str | None, Option(metavar="KEY", envvar="OUTRIDER_UPSTREAM_KEY", help="The API key of those servers.")
+        str | None, Option(metavar="KEY", envvar=UPSTREAM_KEY, help="The API key of those servers.")
     ] = None
 
     backend: Annotated[
@@ -61,6 +63,22 @@ class FrontOptions:
     def asked(self) -> bool:
         """Whether other servers write the texts."""
         return bool(self.upstream or self.plain_upstream) or self.backend == "vllm"
+
+
+def check_way(options: FrontOptions, *, ray: bool) -> None:
+    """Refuse options of another way of serving than the one that is asked for: they would do nothing."""
+    vllm, attached = options.backend == "vllm", bool(options.upstream or options.plain_upstream)
+    ways = {
+        "replicas": (vllm or ray, "--backend vllm or --ray"),
+        "plain_replicas": (vllm, "--backend vllm"),
+        "vllm": (vllm, "--backend vllm"),
+        "hardware": (vllm, "--backend vllm"),
+        "upstream_key": (attached, "--upstream or --plain-upstream"),
+    }
+    for name, (taken, way) in ways.items():
+        usual = (getattr(FrontOptions, name), os.environ.get(UPSTREAM_KEY) if name == "upstream_key" else None)
+        if not taken and getattr(options, name) not in usual:
+            raise CommandError(f"--{name.replace('_', '-')}: it comes with {way}")
 
 
 def check_alone(engine: EngineOptions, draft: DraftOptions, **others: object) -> None:
@@ -126,7 +144,7 @@ def _children(options: FrontOptions, model: str, flags: Sequence[str], speculati
     if options.replicas:
         config = speculative or _advised(model, options.hardware)
         _check_draft(model, config)
-    drafting = () if config is None else _weights("draft", _object(config).get("model"))
+    drafting = () if config is None else _weights("draft", read_object(config).get("model"))
     out = []
     for pool in speculating + plain:
         port, own = free_port(), config if pool == "speculative" else None
@@ -152,7 +170,7 @@ def _advised(model: str, hardware: str | None) -> str:
         if row.method == "none":  # what follows is expected to lose
             break
         words = shlex.split(found.commands[row.method]["vllm"], comments=True)
-        config = _object(words[-1]) if "--speculative-config" in words else {}
+        config = read_object(words[-1]) if "--speculative-config" in words else {}
         draft = config.get("model", "")
         if config and not (isinstance(draft, str) and draft.isupper()):  # a word in capitals stands for a name
             print(f"--speculative-config {words[-1]} (advised for {hardware})", file=sys.stderr)
@@ -164,7 +182,7 @@ def _advised(model: str, hardware: str | None) -> str:
 
 def _check_draft(model: str, config: str) -> None:
     """As `outrider check` before it measures: same tokenizer, vocabulary, context. Where both lie here."""
-    draft = _object(config).get("model")
+    draft = read_object(config).get("model")
     if not isinstance(draft, str) or not (Path(draft).exists() and Path(model).exists()):
         return
     from outrider.advise.compatibility import compare
@@ -185,13 +203,3 @@ def _weights(role: str, model: object) -> tuple[dict[str, str], ...]:
     from outrider.models.digest import sha256_of_weights
 
     return ({"role": role, "name": Path(model).name, "sha256": sha256_of_weights(Path(model))},)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"--speculative-config: it is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise CommandError(f"--speculative-config: {text[:80]!r} is not a JSON object")
-    return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
-from outrider.cli.front import FrontOptions, check_alone, open_fleet
+from outrider.cli.front import FrontOptions, check_alone, check_way, open_fleet
 from outrider.cli.options import (
     DEFAULT_MODEL,
     DraftOptions,
@@ -169,6 +169,7 @@ def serve(
     from outrider.server.process import listen, serve
     from outrider.server.settings import Keys, Limits, Settings, check_exposure
 
+    check_way(front, ray=scale.ray)
     passed = list(flags or ())
     if model_path is not None and model_path.startswith("-"):  # only flags stand behind --
         passed.insert(0, model_path)
@@ -221,6 +222,7 @@ def serve(
             chat_template=server.chat_template,
             request_drafters=server.request_drafters,
             ledger_text=ledger.ledger_text,
+            no_enable_prefix_caching=not server.enable_prefix_caching,
         )
         fleet, supervisor = open_fleet(
             front, engine.model, passed, speculative=server.speculative_config, batch_size=server.batch_size

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.cli.errors import CommandError
 from outrider.cli.options import DEFAULT_DRAFTER, DraftOptions
 
-__all__ = ["merged"]
+__all__ = ["merged", "read_object"]
 
 OPTION = "--speculative-config"
 # what a method's own keys are called here; `model` is the draft model, or the folder of a head
@@ -28,7 +28,7 @@ def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
         return draft
     if draft.drafter != DEFAULT_DRAFTER or draft.draft_model or draft.drafter_option or draft.max_draft_tokens:
         raise CommandError(f"{OPTION}: the drafter is chosen by other options too; leave out one of the two")
-    config = _object(text)
+    config = read_object(text)
     method = config.pop("method", "draft_model" if "model" in config else None)
     if not isinstance(method, str) or _METHODS.get(method, method) not in _KEYS:
         raise CommandError(f"{OPTION}: method {method!r} is not one of {', '.join([*_KEYS, *_METHODS])}")
@@ -64,7 +64,8 @@ def merged(draft: DraftOptions, text: str | None) -> DraftOptions:
     )
 
 
-def _object(text: str) -> dict[str, Any]:
+def read_object(text: str) -> dict[str, Any]:
+    """The option's JSON object. Raises CommandError."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:

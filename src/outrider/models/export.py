@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.models.config import DecoderConfig, RopeScaling
+from outrider.models import rope_scaling
+from outrider.models.config import DecoderConfig
 from outrider.models.errors import ModelError
 from outrider.models.hf_model import file_name
 from outrider.models.layout import shapes
@@ -129,7 +130,7 @@ def _encoded(tensor: Tensor, dtype: str) -> NDArray[Any]:
 
 
 def _config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    scaling = None if config.rope_scaling is None else _rope_scaling(config.rope_scaling)
+    scaling = None if config.rope_scaling is None else rope_scaling.to_hf(config.rope_scaling)
     rope = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
     return {
         "model_type": config.architecture,
@@ -159,19 +160,6 @@ def _config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 def _ends(config: DecoderConfig) -> dict[str, Any]:
     ends: dict[str, Any] = {"eos_token_id": config.eos[0] if len(config.eos) == 1 else list(config.eos)}
     return ends if config.bos is None else {"bos_token_id": config.bos} | ends
-
-
-def _rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind != "linear":
-        found["original_max_position_embeddings"] = scaling.original_context
-    if scaling.kind == "llama3":
-        found |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling.kind == "yarn":
-        found |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        if scaling.attention_factor is not None:
-            found["attention_factor"] = scaling.attention_factor
-    return found
 
 
 def _tokenizer(tokenizer: Tokenizer) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.models import hf_model
+from outrider.models import hf_model, rope_scaling
 from outrider.models.config import DecoderConfig
 from outrider.models.digest import sha256_of_weights
 from outrider.models.errors import ModelError
@@ -717,14 +717,7 @@ def _layer_config(decoder: DecoderConfig) -> dict[str, Any]:
         "mlp_bias": False,
     }
     if scaling is not None:
-        rope: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind != "linear":
-            rope["original_max_position_embeddings"] = scaling.original_context
-        if scaling.kind == "llama3":
-            rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-        if scaling.kind == "yarn":
-            rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        found["rope_scaling"] = rope
+        found["rope_scaling"] = rope_scaling.to_hf(scaling)
     return found
 
 

@@ -17,7 +17,7 @@ from outrider.models.config import RopeScaling
 from outrider.models.errors import ModelError
 from outrider.models.gguf_file import Metadata
 
-__all__ = ["from_divisors", "from_gguf", "from_hf", "llama3_divisors"]
+__all__ = ["from_divisors", "from_gguf", "from_hf", "llama3_divisors", "to_hf"]
 
 # The bands of every Llama 3.1, 3.2 and 3.3; only the factor differs between them.
 LLAMA3_CONTEXT: Final = 8192
@@ -57,6 +57,20 @@ def from_hf(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling |
     if kind == "yarn":
         return theta, checked(_yarn(parameters, original, where), where)
     raise ModelError(f"{where}: RoPE scaling {kind!r} is not supported (these are: linear, llama3, yarn)")
+
+
+def to_hf(scaling: RopeScaling) -> dict[str, Any]:
+    """The `rope_scaling` of a config.json that `from_hf` reads."""
+    found: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind != "linear":
+        found["original_max_position_embeddings"] = scaling.original_context
+    if scaling.kind == "llama3":
+        found |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        found |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        if scaling.attention_factor is not None:
+            found["attention_factor"] = scaling.attention_factor
+    return found
 
 
 def _yarn(parameters: Mapping[str, Any], original: int, where: str) -> RopeScaling:
